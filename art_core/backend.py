@@ -1,0 +1,93 @@
+"""The backend protocol: where a model is served and trained.
+
+`LocalBackend` does both in this process; `HttpBackend` asks a server. The client side above it
+never needs to know which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from art_core.config import TrainConfig
+from art_core.trajectories import TrajectoryGroup
+
+if TYPE_CHECKING:
+    from art_core.model import TrainableModel
+
+
+@dataclass(frozen=True)
+class Inference:
+    """Where a registered model answers."""
+
+    base_url: str
+    """OpenAI-compatible, ends in "/v1"."""
+    api_key: str
+    model_name: str
+    """Served name of the latest step; "name@N" pins one."""
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A group, or a part of one, that was left out of a step, and why."""
+
+    group: int
+    """Index in the train call's groups."""
+    reason: str
+    trajectories: int
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a train call did."""
+
+    step: int
+    """The model's step afterwards; unchanged if nothing was learned."""
+    trained: bool
+    metrics: dict[str, float] = field(default_factory=dict)
+    skipped: tuple[Skipped, ...] = ()
+    checkpoint_path: str | None = None
+
+
+class Backend(Protocol):
+    """Serves and trains models."""
+
+    async def register(self, model: TrainableModel) -> Inference:
+        """Bind `model`: load its base, its run folder and its latest checkpoint; serve it.
+
+        Raises:
+            BaseModelError: the base model is unknown or damaged.
+            RunLocked: another process holds the run folder.
+        """
+        ...
+
+    async def train(
+        self, model: TrainableModel, groups: Sequence[TrajectoryGroup], config: TrainConfig
+    ) -> TrainResult:
+        """One GRPO step over `groups`; the new step serves the next call."""
+        ...
+
+    async def get_step(self, model: TrainableModel) -> int:
+        """Latest whole step; 0 before anything was learned."""
+        ...
+
+    async def log(
+        self,
+        model: TrainableModel,
+        groups: Sequence[TrajectoryGroup],
+        *,
+        split: str,
+        metrics: dict[str, Any] | None = None,
+        step: int | None = None,
+    ) -> None:
+        """Write trajectories and metrics of a step into the run folder."""
+        ...
+
+    async def delete_checkpoints(self, model: TrainableModel, *, best_metric: str) -> list[int]:
+        """Keep the latest and the best checkpoint; return the steps that were deleted."""
+        ...
+
+    async def close(self) -> None:
+        """Stop serving and give the run folders free. Safe to call twice."""
+        ...

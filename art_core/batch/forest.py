@@ -1,0 +1,205 @@
+"""Calls -> token trees and loss entries: every position once, every sample kept.
+
+In: the calls of a step as `Sample`s. Out: `Row`s of at most `max_tokens` positions in depth-first
+order, their segments, and one loss entry for each sampled token of each call. Positions are
+merged by token ids alone, at every level of sharing; samples never are: many entries may read one
+position (rewards 1,1,1,0 on answers b,b,b,t of one prompt give the coefficients .75 and -.75 on
+log p(b) and log p(t); merged samples would give .25). Numpy only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from art_core.calls import Ids, Logprobs
+from art_core.errors import GroupError
+
+Int = npt.NDArray[np.int64]
+Float = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """One trained call: what it read, what it sampled, and what that was worth."""
+
+    prompt_ids: Ids
+    """[P], P >= 1."""
+    sampled_ids: Ids
+    """[S], S >= 1."""
+    logprobs: Logprobs
+    """[S] of the sampler."""
+    advantage: float
+    weight: float
+    """Share of each of its entries in the step's loss; see `advantages.entry_weights`."""
+    temperature: float
+    distorted: bool
+    """True: the sampler's logprobs are not those of softmax(logits / temperature)."""
+    call: int
+    """Index over the step."""
+    trajectory: int
+    """Index over the step."""
+
+    @property
+    def path(self) -> Ids:
+        """[P + S - 1] ids that must be computed: the last sampled token predicts nothing."""
+        return np.concatenate([self.prompt_ids, self.sampled_ids[:-1]])
+
+
+@dataclass(frozen=True, eq=False)
+class Entries:
+    """One loss entry per sampled token; arrays of one length E."""
+
+    position: Int
+    """Row position whose logits predict the target."""
+    target: Int
+    """Token id that was sampled there."""
+    logprob: Float
+    """Of the sampler."""
+    advantage: Float
+    weight: Float
+    temperature: Float
+    distorted: npt.NDArray[np.bool_]
+    call: Int
+    trajectory: Int
+
+    def __len__(self) -> int:
+        return len(self.position)
+
+
+@dataclass(frozen=True, eq=False)
+class Segments:
+    """Unbranched stretches of the trees, in depth-first order; arrays of one length."""
+
+    start: Int
+    end: Int
+    """Row positions [start, end)."""
+    subtree_end: Int
+    """Everything in [end, subtree_end) descends from the segment."""
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """Trees computed in one forward pass."""
+
+    ids: Int
+    """[N] token ids."""
+    depth: Int
+    """[N] position in its sequence, from 0: what rotary embeddings see."""
+    segments: Segments
+    entries: Entries
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def plant(samples: Sequence[Sample], max_tokens: int) -> list[Row]:
+    """Merge the samples' paths into trees and cut them into rows.
+
+    Samples are laid in lexicographic order of their ids, so that neighbours share the most; a row
+    is full when the next path's new positions do not fit, and the next row computes the shared
+    part again.
+
+    Raises:
+        GroupError: a single path is longer than `max_tokens`.
+    """
+    paths = [sample.path for sample in samples]
+    for sample, path in zip(samples, paths, strict=True):
+        if len(path) > max_tokens:
+            raise GroupError(
+                f"call {sample.call} of trajectory {sample.trajectory} is too long for a row",
+                got=len(path),
+                expected=f"at most max_tokens_per_row={max_tokens} tokens",
+                fix="Raise TrainConfig(max_tokens_per_row=...) or shorten the rollout.",
+            )
+    # Big-endian bytes compare like the ids themselves; a prefix sorts before what extends it.
+    order = sorted(range(len(paths)), key=lambda i: paths[i].astype(">i4").tobytes())
+    rows: list[Row] = []
+    batch: list[int] = []
+    size = 0
+    for i in order:
+        new = len(paths[i]) - (common_prefix(paths[batch[-1]], paths[i]) if batch else 0)
+        if batch and size + new > max_tokens:
+            rows.append(_row([samples[j] for j in batch], [paths[j] for j in batch]))
+            batch, size, new = [], 0, len(paths[i])
+        batch.append(i)
+        size += new
+    if batch:
+        rows.append(_row([samples[j] for j in batch], [paths[j] for j in batch]))
+    return rows
+
+
+def common_prefix(a: Ids, b: Ids) -> int:
+    """Number of leading ids that `a` and `b` share."""
+    n = min(len(a), len(b))
+    differs = np.flatnonzero(a[:n] != b[:n])
+    return int(differs[0]) if len(differs) else n
+
+
+def _row(samples: Sequence[Sample], paths: Sequence[Ids]) -> Row:
+    """Build one row of paths in lexicographic order."""
+    current = np.zeros(max(map(len, paths)), dtype=np.int64)  # row position at each depth
+    ids: list[Ids] = []
+    depth: list[Int] = []
+    run_start: list[int] = []
+    attached: list[int] = []  # row position a run hangs from; -1 for a root
+    positions: list[Int] = []
+    size = 0
+    for i, path in enumerate(paths):
+        shared = common_prefix(paths[i - 1], path) if i else 0
+        new = len(path) - shared
+        if new:
+            run_start.append(size)
+            attached.append(int(current[shared - 1]) if shared else -1)
+            current[shared : len(path)] = np.arange(size, size + new)
+            ids.append(path[shared:])
+            depth.append(np.arange(shared, len(path)))
+            size += new
+        first = len(samples[i].prompt_ids) - 1
+        positions.append(current[first : len(path)].copy())
+    return Row(
+        ids=np.concatenate(ids).astype(np.int64),
+        depth=np.concatenate(depth),
+        segments=_segments(np.array(run_start), np.array(attached), size),
+        entries=_entries(samples, positions),
+    )
+
+
+def _segments(run_start: Int, attached: Int, size: int) -> Segments:
+    """Cut runs where another run hangs from their middle, and find what lies below each piece."""
+    cuts = attached[attached >= 0] + 1
+    start = np.union1d(run_start, cuts)
+    end = np.append(start[1:], size)
+    parent = start - 1  # a piece cut from a run continues the position before it
+    parent[np.searchsorted(start, run_start)] = attached
+    subtree_end = end.copy()
+    for i in range(len(start) - 1, -1, -1):
+        if parent[i] >= 0:
+            above = int(np.searchsorted(start, parent[i], side="right")) - 1
+            subtree_end[above] = max(subtree_end[above], subtree_end[i])
+    return Segments(start=start, end=end, subtree_end=subtree_end)
+
+
+def _entries(samples: Sequence[Sample], positions: Sequence[Int]) -> Entries:
+    lengths = np.array([len(s.sampled_ids) for s in samples])
+
+    def spread(values: Sequence[float] | Sequence[int] | Sequence[bool]) -> npt.NDArray[np.generic]:
+        return np.repeat(np.asarray(values), lengths)
+
+    return Entries(
+        position=np.concatenate(positions),
+        target=np.concatenate([s.sampled_ids for s in samples]).astype(np.int64),
+        logprob=np.concatenate([s.logprobs for s in samples]).astype(np.float64),
+        advantage=spread([s.advantage for s in samples]).astype(np.float64),
+        weight=spread([s.weight for s in samples]).astype(np.float64),
+        temperature=spread([s.temperature for s in samples]).astype(np.float64),
+        distorted=spread([s.distorted for s in samples]).astype(np.bool_),
+        call=spread([s.call for s in samples]).astype(np.int64),
+        trajectory=spread([s.trajectory for s in samples]).astype(np.int64),
+    )

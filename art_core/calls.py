@@ -1,0 +1,156 @@
+"""`ModelCall`: one LLM call of a run, token for token, as it really happened.
+
+In: the request as sent, the wire response as received, and the server's token record.
+Out: an immutable record that can be printed, saved and read back. Identity is
+(record id, choice index), never content. What it leaves out: any re-rendering of text to ids.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Ids = npt.NDArray[np.int32]
+Logprobs = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The settings that really shaped the distribution a call was sampled from."""
+
+    temperature: float = 1.0
+    """Logits are divided by it; 0 means greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 means off."""
+    min_p: float = 0.0
+    min_tokens: int = 0
+    max_tokens: int | None = None
+    """Upper bound of sampled tokens; None means up to the context's end."""
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    """Key of the sampling noise; None until the engine has chosen one."""
+    grammar: str | None = None
+    """Name of the grammar kind that masked tokens ("json_schema", "tool_call"), None if free."""
+
+    @property
+    def distorted(self) -> bool:
+        """True if the distribution was not softmax(logits / temperature).
+
+        The old logprobs of such a call are recomputed by the trainer.
+        """
+        return (
+            self.grammar is not None
+            or self.top_p < 1.0
+            or self.top_k > 0
+            or self.min_p > 0.0
+            or self.min_tokens > 0
+            or self.temperature == 0.0
+        )
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Who asked: the place in the graph that a call came from. All None outside a graph."""
+
+    node: str | None = None
+    """`langgraph_node`."""
+    namespace: str | None = None
+    """`langgraph_checkpoint_ns`; tells subgraphs with the same node name apart."""
+    task_path: str | None = None
+    graph_step: int | None = None
+    """`langgraph_step`, counted from 1."""
+    attempt: int | None = None
+    """Which try of the node (RetryPolicy), counted from 1."""
+    role: str | None = None
+    """`ChatArt(role=...)`."""
+    run_id: str | None = None
+    """LangChain run id of the LLM call."""
+
+    def __str__(self) -> str:
+        return self.node or self.role or "outside a graph"
+
+
+@dataclass(frozen=True, eq=False)
+class ModelCall:
+    """One LLM call and one of its choices.
+
+    The three arrays are None when the server sent no token record (another provider's model,
+    a broken stream); such a call is context and is never trained.
+    """
+
+    record_id: str
+    """Id of the server's token record; unique per call. Client-made ("local-...") if none."""
+    model: str
+    """Name of the model without its step, e.g. "agent-001"."""
+    step: int | None
+    """Step of the policy that answered; None for models that are not being trained."""
+    request: dict[str, Any]
+    """Body of the request as sent (OpenAI chat completions)."""
+    message: dict[str, Any]
+    """Assistant message in OpenAI's shape, as the server sent it."""
+    finish_reason: str | None
+    """"stop", "length", "tool_calls", ...; None if the call broke off."""
+    choice_index: int = 0
+    response: bytes = b""
+    """The wire bytes of the response (all events of a stream)."""
+    prompt_ids: Ids | None = None
+    """[P] token ids that entered the model."""
+    sampled_ids: Ids | None = None
+    """[S] token ids the model sampled, end-of-turn token included."""
+    logprobs: Logprobs | None = None
+    """[S] natural-log probability of each sampled id under the distribution sampled from."""
+    sampling: Sampling = field(default_factory=Sampling)
+    origin: Origin = field(default_factory=Origin)
+    started: float = 0.0
+    """Seconds since the epoch."""
+    ended: float = 0.0
+    error: str | None = None
+    """What broke the call; its request is kept all the same."""
+
+    def __post_init__(self) -> None:
+        for name, dtype in (("prompt_ids", np.int32), ("sampled_ids", np.int32)):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, np.ascontiguousarray(value, dtype=dtype))
+        if self.logprobs is not None:
+            object.__setattr__(self, "logprobs", np.ascontiguousarray(self.logprobs, np.float32))
+        if self.sampled_ids is not None and self.logprobs is not None:
+            if len(self.sampled_ids) != len(self.logprobs):
+                raise ValueError(
+                    f"call {self.record_id!r}: {len(self.sampled_ids)} sampled ids but "
+                    f"{len(self.logprobs)} logprobs"
+                )
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Identity of the call."""
+        return (self.record_id, self.choice_index)
+
+    @property
+    def trainable(self) -> bool:
+        """True if every id is known, so that the call can be trained."""
+        return (
+            self.prompt_ids is not None
+            and self.sampled_ids is not None
+            and self.logprobs is not None
+            and len(self.sampled_ids) > 0
+        )
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The messages of the request."""
+        messages: list[dict[str, Any]] = self.request.get("messages", [])
+        return messages
+
+    def with_tokens(
+        self, *, prompt_ids: Ids, sampled_ids: Ids, logprobs: Logprobs, sampling: Sampling, step: int | None
+    ) -> ModelCall:
+        """The same call joined with the server's token record."""
+        return replace(
+            self, prompt_ids=prompt_ids, sampled_ids=sampled_ids, logprobs=logprobs,
+            sampling=sampling, step=step,
+        )

@@ -1,0 +1,216 @@
+"""HTTP routes in OpenAI's shape: chat completions and models.
+
+In: requests of any OpenAI client. Out: OpenAI's responses with extras, which clients keep:
+
+- `system_fingerprint` is the record id, `choices[].art_record_id` repeats it
+- `art_policy` is who answered ("name@3", or the base model), `art_sampling` the settings that
+  shaped the distribution, `art_drift` why token-in failed (left out if it did not)
+- with `return_token_ids: true`: `prompt_token_ids` (in a stream: in its first chunk) and
+  `choices[].token_ids`
+
+The header `x-art-rollout` names the rollout that a call belongs to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing, suppress
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
+
+from art_core.engine.api_errors import ApiError, error_response
+from art_core.engine.chat_service import ChatService
+from art_core.engine.messages import strict_loads
+from art_core.engine.model_registry import ModelRegistry, Served
+from art_core.errors import ARTError
+
+__all__ = ["ChatService", "ModelRegistry", "Served", "create_app"]
+
+ROLLOUT_HEADER = "x-art-rollout"
+_MAX_ROLLOUT_ID = 200
+_STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+
+
+def create_app(service: ChatService, *, max_body_bytes: int = 16 * 2**20) -> FastAPI:
+    """The app that serves `service`.
+
+    Args:
+        max_body_bytes: larger bodies are refused with 413, without being read to their end.
+    """
+    app = FastAPI(title="art-langgraph", openapi_url=None, docs_url=None, redoc_url=None)
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        body = _parse(await _read(request, max_body_bytes))
+        rollout_id = _rollout_id(request)
+        if isinstance(body, dict) and body.get("stream"):
+            return await _EventStream.open(service.stream(body, rollout_id=rollout_id))
+        completion = await _unless_gone(
+            request.receive, service.complete(body, rollout_id=rollout_id)
+        )
+        return Response(status_code=499) if completion is None else JSONResponse(completion)
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        return JSONResponse(service.list_models())
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        return JSONResponse(service.model(name))
+
+    @app.get("/health")
+    async def health() -> Response:
+        return JSONResponse({"status": "ok"})
+
+    @app.exception_handler(ARTError)
+    async def fault(request: Request, error: ARTError) -> Response:
+        return _refusal(error)
+
+    @app.exception_handler(HTTPException)
+    async def no_route(request: Request, error: HTTPException) -> Response:
+        known = "POST /v1/chat/completions, GET /v1/models, GET /health"
+        return _refusal(
+            ApiError(
+                f"{request.method} {request.url.path}: {error.detail}",
+                expected=known,
+                status=error.status_code,
+            )
+        )
+
+    @app.exception_handler(Exception)
+    async def bug(request: Request, error: Exception) -> Response:
+        return _refusal(error)
+
+    return app
+
+
+def _refusal(error: Exception) -> Response:
+    status, body = error_response(error)
+    return JSONResponse(body, status)
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    """The body, never more than `limit` bytes of it."""
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding != "identity":
+        raise ApiError(
+            "compressed bodies are not taken", got=encoding, expected="identity", status=415
+        )
+    declared = request.headers.get("content-length", "0")
+    parts: list[bytes] = []
+    size = int(declared) if declared.isdigit() else 0
+    if size <= limit:
+        size = 0
+        async for part in request.stream():
+            size += len(part)
+            if size > limit:
+                break
+            parts.append(part)
+    if size > limit:
+        raise ApiError(
+            "the body is too large",
+            got=f"{size} bytes or more",
+            expected=f"at most {limit}",
+            status=413,
+        )
+    return b"".join(parts)
+
+
+def _parse(raw: bytes) -> Any:
+    """Strict JSON in UTF-8, without half characters; of a key given twice the last one counts."""
+    try:
+        body = strict_loads(raw.decode("utf-8"))
+        if b"\\u" in raw:
+            json.dumps(body, ensure_ascii=False).encode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ApiError(f"the body is not UTF-8 ({error})") from error
+    except UnicodeEncodeError as error:
+        raise ApiError(f"a string in the body is half a character ({error})") from error
+    except ValueError as error:
+        raise ApiError(f"the body is not JSON ({error})") from error
+    return body
+
+
+def _rollout_id(request: Request) -> str | None:
+    value = request.headers.get(ROLLOUT_HEADER)
+    if value is not None and not 0 < len(value) <= _MAX_ROLLOUT_ID:
+        raise ApiError(
+            f"the header {ROLLOUT_HEADER} has a wrong length",
+            got=len(value),
+            expected=f"1 to {_MAX_ROLLOUT_ID} characters",
+        )
+    return value
+
+
+async def _gone(receive: Receive) -> None:
+    """Return when the client has gone away."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _unless_gone(
+    receive: Receive, work: Coroutine[Any, Any, dict[str, Any]]
+) -> dict[str, Any] | None:
+    """The result of `work`; None, and `work` cancelled, if the client goes away before."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        return await working if working.done() else None
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+class _EventStream(Response):
+    """Server-sent events; the source is closed when the client goes away."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, first: bytes, source: AsyncGenerator[bytes, None]) -> None:
+        self._first, self._source = first, source
+        self.status_code, self.background = 200, None
+        self.init_headers(_STREAM_HEADERS)
+
+    @classmethod
+    async def open(cls, source: AsyncGenerator[bytes, None]) -> _EventStream:
+        """Wait for the first event, so that a fault before it is an HTTP status."""
+        return cls(await anext(source), source)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = asyncio.ensure_future(self._send(send))
+        leaving = asyncio.ensure_future(_gone(receive))
+        try:
+            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                await sending
+        finally:
+            for task in (sending, leaving):
+                task.cancel()
+            with suppress(asyncio.CancelledError):
+                await asyncio.gather(sending, leaving, return_exceptions=True)
+
+    async def _send(self, send: Send) -> None:
+        async with aclosing(self._source) as source:
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": self.status_code,
+                    "headers": self.raw_headers,
+                }
+            )
+            await send(_part(self._first))
+            async for part in source:
+                await send(_part(part))
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _part(body: bytes) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": body, "more_body": True}

@@ -1,0 +1,217 @@
+"""An app on a loopback port, served by a thread of its own.
+
+In: an ASGI app. Out: a base URL that sync and async code of this process can call, and `stop`.
+Several servers may run side by side; none touches signal handlers. The door is checked before
+the app sees a request: the key, and that no web page is talking to us through a user's browser.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import socket
+import threading
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit
+
+import uvicorn
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from art_core.engine.api_errors import ApiError, error_response
+from art_core.errors import ConfigError, EngineError
+
+_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+_START_SECONDS = 30.0
+_GRACE_SECONDS = 2
+"""How long running calls may go on once the server is asked to stop."""
+
+
+class LoopbackServer:
+    """Serves `app` over HTTP.
+
+    Args:
+        host: address to listen on; any other than loopback needs a key.
+        port: 0 takes a free one.
+        api_key: clients must send it as `Authorization: Bearer <key>`; None lets everyone in.
+
+    Raises:
+        ConfigError: an address other than loopback without a key.
+    """
+
+    def __init__(
+        self, app: ASGIApp, host: str = "127.0.0.1", port: int = 0, api_key: str | None = None
+    ) -> None:
+        if host not in _LOOPBACK and not api_key:
+            raise ConfigError(
+                "the server would be open to the network",
+                got=host,
+                expected="a loopback address, or a key",
+                fix="Set api_key.",
+            )
+        self._host, self._port = host, port
+        self._app = Door(app, api_key=api_key, is_loopback=host in _LOOPBACK)
+        self._server: _Server | None = None
+        self._thread: threading.Thread | None = None
+        self._fault: BaseException | None = None
+
+    def start(self) -> Self:
+        """Listen and serve; returns once requests are answered.
+
+        Raises:
+            EngineError: the port is taken, or the server did not come up.
+        """
+        if self._thread is not None:
+            return self
+        listener = self._listen()
+        self._port = listener.getsockname()[1]
+        config = uvicorn.Config(
+            self._app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            timeout_graceful_shutdown=_GRACE_SECONDS,
+        )
+        self._server = _Server(config)
+        self._thread = threading.Thread(
+            target=self._serve,
+            args=(self._server, listener),
+            name=f"art-endpoint-{self._port}",
+            daemon=True,
+        )
+        self._thread.start()
+        self._server.is_ready.wait(_START_SECONDS)
+        if not self._server.started:
+            self.stop()
+            raise EngineError(f"the endpoint did not start ({self._fault!r})") from self._fault
+        return self
+
+    @property
+    def base_url(self) -> str:
+        """Ends in "/v1"; known after `start`."""
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"http://{host}:{self._port}/v1"
+
+    def stop(self, timeout: float = 10.0) -> None:
+        """Stop listening, let running calls end for a moment, then cancel them.
+
+        Safe to call twice, and from any thread.
+
+        Args:
+            timeout: seconds after which the thread is left behind.
+        """
+        thread, server = self._thread, self._server
+        if thread is None or server is None:
+            return
+        server.should_exit = True
+        thread.join(timeout / 2)
+        if thread.is_alive():
+            server.force_exit = True
+            thread.join(timeout / 2)
+        self._thread = self._server = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _listen(self) -> socket.socket:
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.bind((self._host, self._port))
+            listener.listen(2048)
+        except OSError as error:
+            listener.close()
+            raise EngineError(
+                f"can't listen on {self._host}:{self._port} ({error})",
+                fix="Choose another port, or 0 for a free one.",
+            ) from error
+        listener.setblocking(False)
+        return listener
+
+    def _serve(self, server: _Server, listener: socket.socket) -> None:
+        """The thread: an event loop with the server on it."""
+        try:
+            asyncio.run(server.serve(sockets=[listener]))
+        except BaseException as error:
+            self._fault = error
+            raise
+        finally:
+            server.is_ready.set()
+            listener.close()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which says when it is there."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.is_ready = threading.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.is_ready.set()
+
+
+class Door:
+    """ASGI middleware: lets in who may come in, answers others in OpenAI's error shape.
+
+    Args:
+        api_key: 401 without it; None asks for none.
+        is_loopback: 403 for a Host or an Origin that is not this machine, which is what a web
+            page sends that was made to reach into it.
+    """
+
+    def __init__(self, app: ASGIApp, *, api_key: str | None, is_loopback: bool) -> None:
+        self._app, self._key, self._is_loopback = app, api_key, is_loopback
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = self._error(Headers(scope=scope)) if scope["type"] == "http" else None
+        if error is None:
+            await self._app(scope, receive, send)
+            return
+        status, content = error_response(error)
+        body = json.dumps(content).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    def _error(self, headers: Headers) -> ApiError | None:
+        if self._is_loopback:
+            for name, value in (("Host", headers.get("host")), ("Origin", headers.get("origin"))):
+                if value is not None and _host_of(value) not in _LOOPBACK:
+                    return ApiError(
+                        f"the {name} header names another machine",
+                        got=value,
+                        expected="localhost",
+                        status=403,
+                    )
+        if self._key is not None:
+            kind, _, key = ",".join(headers.getlist("authorization")).partition(" ")
+            is_right = hmac.compare_digest(key.strip().encode(), self._key.encode())
+            if kind.lower() != "bearer" or not is_right:
+                return ApiError(
+                    "wrong API key or none",
+                    expected="Authorization: Bearer <key>",
+                    code="invalid_api_key",
+                    status=401,
+                )
+        return None
+
+
+def _host_of(value: str) -> str | None:
+    """The host in a Host ("a:1") or an Origin ("http://a:1") header; None if there is none."""
+    try:
+        return urlsplit(value if "//" in value else f"//{value}").hostname
+    except ValueError:
+        return None

@@ -1,0 +1,125 @@
+"""Typed errors. Every message names the value, what was expected, and what to do next.
+
+In: the facts of a fault. Out: one exception class per kind of fault, the same on client and server.
+`RolloutFailure` carries the calls made before the fault, so that nothing is lost.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from art_core.trajectories import Trajectory, TrajectoryGroup
+
+_UNSET = object()
+
+
+class ARTError(Exception):
+    """Base of all errors raised on purpose by this project.
+
+    Args:
+        what: the fault, in one clause.
+        got: the value at fault, shown with repr; left out when not given.
+        expected: what would have been right.
+        fix: what to do next.
+    """
+
+    def __init__(
+        self, what: str, *, got: object = _UNSET, expected: str = "", fix: str = ""
+    ) -> None:
+        parts = [what if got is _UNSET else f"{what}: got {got!r}"]
+        if expected:
+            parts.append(f"expected {expected}")
+        text = ", ".join(parts)
+        super().__init__(f"{text}. {fix}" if fix else text)
+        self.what, self.expected, self.fix = what, expected, fix
+
+
+class ConfigError(ARTError):
+    """A setting has a value that can't work, alone or with the others."""
+
+
+class BaseModelError(ARTError):
+    """The base model is unknown, incomplete on disk, or of a kind that can't be used."""
+
+
+class ModelNotRegistered(ARTError):
+    """A trainable model was used before `await model.register(backend)`."""
+
+
+class ContextOverflow(ARTError):
+    """A prompt (with the tokens asked for) does not fit in the model's context."""
+
+
+class GroupError(ARTError):
+    """A trajectory group can't be trained as it is: empty, of mixed models, badly rewarded."""
+
+
+class RewardError(GroupError):
+    """A reward is missing, NaN or infinite."""
+
+
+class NoTrainableTokens(GroupError):
+    """A trajectory has no call whose sampled tokens are known."""
+
+
+class WrongModel(GroupError):
+    """A call was answered by another model than the one being trained."""
+
+
+class StaleCall(GroupError):
+    """A call was answered by an older step than `max_staleness` allows."""
+
+
+class RunFolderError(ARTError):
+    """The run folder can't be made, read or written."""
+
+
+class RunLocked(RunFolderError):
+    """Another process holds the run folder."""
+
+
+class CheckpointError(ARTError):
+    """A checkpoint is missing, damaged, or can't be written."""
+
+
+class CaptureError(ARTError):
+    """An LLM call can't be joined with a rollout or with its token record."""
+
+
+class EngineError(ARTError):
+    """The inference engine failed or is closed."""
+
+
+class TrainingError(ARTError):
+    """A training step failed; weights are those of the last whole step."""
+
+
+class GatherError(ARTError):
+    """A gather stopped before its end; what it gathered until then is kept.
+
+    `gathered` holds every group in the order given, with the trajectories and failures so far.
+    """
+
+    def __init__(self, what: str, *, gathered: list[TrajectoryGroup], fix: str = "") -> None:
+        super().__init__(what, fix=fix)
+        self.gathered = gathered
+
+
+class TooManyFailures(GatherError):
+    """More rollouts failed than `max_exceptions` allows; `__cause__` is the last failure."""
+
+
+class AfterEachFailed(GatherError):
+    """`after_each` raised; `__cause__` is the original exception."""
+
+
+class RolloutFailure(ARTError):
+    """A rollout ended by a fault of the infrastructure, or was cancelled.
+
+    `trajectory` holds every call made before; `__cause__` is the original exception.
+    """
+
+    def __init__(self, what: str, *, trajectory: Trajectory, fix: str = "") -> None:
+        super().__init__(what, fix=fix)
+        self.trajectory = trajectory

@@ -1,0 +1,233 @@
+"""What an OpenAI-compatible server said: a plain body or a stream, put together.
+
+In: response bytes as received. Out: a `Reply` with its choices, what it says of ids, logprobs and
+usage, and what broke it. A stream is whole only if every choice has finished and it then came to
+[DONE] or to its end. It leaves out judging the ids (`exchange`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+
+
+@dataclass
+class Choice:
+    """What came of one choice."""
+
+    index: int
+    message: dict[str, Any] = field(default_factory=dict)
+    finish_reason: str | None = None
+    token_ids: list[Any] | None = None
+    entries: list[Any] | None = None
+    """`logprobs.content`, one entry a token."""
+    record_id: str | None = None
+
+
+@dataclass
+class Reply:
+    """What came of one exchange."""
+
+    choices: list[Choice] = field(default_factory=list)
+    policy: str | None = None
+    sampling: Mapping[str, Any] | None = None
+    prompt_ids: list[Any] | None = None
+    prompt_fault: str | None = None
+    usage: Mapping[str, Any] = field(default_factory=dict)
+    error: str | None = None
+    body: Mapping[str, Any] | None = None
+    """A plain body, parsed."""
+
+    def read_extras(self, part: Mapping[str, Any]) -> None:
+        """Take what a body, or one event of a stream, says of the whole exchange."""
+        if isinstance(policy := part.get("art_policy"), str):
+            self.policy = policy
+        if isinstance(sampling := part.get("art_sampling"), Mapping):
+            self.sampling = sampling
+        if isinstance(usage := part.get("usage"), Mapping):
+            self.usage = usage
+        ids = part.get("prompt_token_ids")
+        if isinstance(ids, list):
+            if self.prompt_ids is not None and ids != self.prompt_ids:
+                self.prompt_fault = "the stream names two different lists of prompt_token_ids"
+            self.prompt_ids = ids
+
+
+def read_reply(raw: bytes, status: int | None, *, streamed: bool, error: str | None) -> Reply:
+    """Read a response; arguments as for `exchange.calls_from_exchange`."""
+    if streamed and status is not None and status < 300:
+        return _read_events(raw, error)
+    return _read_body(raw, status, error)
+
+
+# --- plain bodies
+
+
+def _read_body(raw: bytes, status: int | None, error: str | None) -> Reply:
+    body = _json(raw)
+    if status is not None and status >= 300:
+        return Reply(error=error or f"HTTP {status}: {_said(body, raw)}")
+    if error is not None or status is None:
+        return Reply(error=error or "no response came")
+    if not isinstance(body, Mapping):
+        return Reply(error=f"the answer is not a JSON object: {_said(None, raw)}")
+    reply = Reply(body=body)
+    reply.read_extras(body)
+    reply.choices = sorted(
+        (
+            Choice(
+                index=_index(choice, position),
+                message=dict(choice.get("message") or {}),
+                finish_reason=choice.get("finish_reason"),
+                token_ids=choice.get("token_ids"),
+                entries=_entries(choice),
+                record_id=choice.get("art_record_id"),
+            )
+            for position, choice in enumerate(_choices(body))
+        ),
+        key=lambda choice: choice.index,
+    )
+    reply.error = _body_fault(reply, body, raw)
+    return reply
+
+
+def _body_fault(reply: Reply, body: Mapping[str, Any], raw: bytes) -> str | None:
+    if body.get("error"):
+        return f"the server answered with an error: {_said(body, raw)}"
+    if not reply.choices:
+        return f"the answer has no choices: {_said(None, raw)}"
+    return None
+
+
+# --- server-sent events
+
+
+def _read_events(raw: bytes, error: str | None) -> Reply:
+    """Put a stream together; complete only if every choice finished, then [DONE] or the end."""
+    reply = Reply()
+    choices: dict[int, Choice] = {}
+    done = False
+    said: str | None = None
+    garbled: str | None = None
+    for data in events(raw):
+        if data.startswith(b"[DONE]"):
+            done = True
+            break
+        part = _json(data)
+        if not isinstance(part, Mapping):
+            garbled = garbled or f"an event of the stream is not JSON: {_said(None, data)}"
+            continue
+        reply.read_extras(part)
+        if part.get("error"):
+            said = said or f"the stream ended in an error: {_said(part, data)}"
+        for position, delta in enumerate(_choices(part)):
+            index = _index(delta, position)
+            _merge(choices.setdefault(index, Choice(index, {"role": "assistant"})), delta)
+    reply.choices = [choices[index] for index in sorted(choices)]
+    finished = bool(choices) and all(c.finish_reason is not None for c in reply.choices)
+    if said is not None:
+        reply.error = said
+    elif error is not None and not (done and finished):
+        reply.error = error  # an event cut in two by the break is no second fault
+    elif garbled is not None:
+        reply.error = garbled
+    elif not finished:
+        reply.error = "the stream ended without a finish_reason"
+    return reply
+
+
+def events(raw: bytes) -> Iterator[bytes]:
+    """The data of each server-sent event; the last one may lack its blank line."""
+    lines: list[bytes] = []
+    for line in (*_LINE_END.split(raw.removeprefix(b"\xef\xbb\xbf")), b""):
+        if not line:
+            if lines:
+                yield b"\n".join(lines)
+            lines = []
+        elif line.startswith(b"data:"):
+            lines.append(line[5:].removeprefix(b" "))
+
+
+def _merge(choice: Choice, part: Mapping[str, Any]) -> None:
+    """Add one delta to a choice."""
+    choice.finish_reason = part.get("finish_reason") or choice.finish_reason
+    choice.record_id = part.get("art_record_id") or choice.record_id
+    if isinstance(ids := part.get("token_ids"), list):
+        choice.token_ids = (choice.token_ids or []) + ids
+    if (entries := _entries(part)) is not None:
+        choice.entries = (choice.entries or []) + entries
+    delta = part.get("delta")
+    if not isinstance(delta, Mapping):
+        return
+    for key, value in delta.items():
+        if key == "tool_calls":
+            _merge_tool_calls(choice.message, value or [])
+        elif key == "role" or value is None:
+            choice.message.setdefault(key, value)
+        elif isinstance(value, str):
+            choice.message[key] = (choice.message.get(key) or "") + value
+        elif isinstance(value, list):
+            choice.message[key] = [*(choice.message.get(key) or []), *value]
+        else:
+            choice.message[key] = value
+
+
+def _merge_tool_calls(message: dict[str, Any], parts: Sequence[Mapping[str, Any]]) -> None:
+    calls: list[dict[str, Any]] = message.setdefault("tool_calls", [])
+    for part in parts:
+        slot = part.get("index")
+        if not isinstance(slot, int):  # some servers leave it out: a new id opens a new call
+            slot = len(calls) if part.get("id") or not calls else len(calls) - 1
+        while len(calls) <= slot:
+            calls.append(
+                {"id": None, "type": "function", "function": {"name": "", "arguments": ""}}
+            )
+        call, said = calls[slot], part.get("function") or {}
+        call["id"] = call["id"] or part.get("id")
+        if (name := said.get("name")) and name != call["function"]["name"]:
+            call["function"]["name"] += name
+        call["function"]["arguments"] += said.get("arguments") or ""
+
+
+# --- loose JSON
+
+
+def _json(raw: bytes) -> Any:
+    """Parsed JSON; None if it is none."""
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError):  # ValueError covers wrong UTF-8
+        return None
+
+
+def _choices(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    choices = body.get("choices")
+    return [c for c in choices if isinstance(c, Mapping)] if isinstance(choices, list) else []
+
+
+def _index(choice: Mapping[str, Any], position: int) -> int:
+    index = choice.get("index")
+    return index if isinstance(index, int) else position
+
+
+def _entries(choice: Mapping[str, Any]) -> list[Any] | None:
+    logprobs = choice.get("logprobs")
+    content = logprobs.get("content") if isinstance(logprobs, Mapping) else None
+    return content if isinstance(content, list) else None
+
+
+def _said(body: Any, raw: bytes) -> str:
+    """What an error body says, in a line."""
+    error = body.get("error") if isinstance(body, Mapping) else None
+    if isinstance(error, Mapping):
+        code = error.get("code")
+        return f"{error.get('message')}" + (f" ({code})" if code is not None else "")
+    if error:
+        return str(error)
+    text = raw[:200].decode("utf-8", "replace")
+    return repr(text) if raw else "an empty body"

@@ -1,0 +1,84 @@
+"""Responses for the client, less the token data that only recording asked for.
+
+In: response bytes, and the request as its caller wrote it. Out: the bytes to hand on. Parsing the
+logprobs of 100 tokens costs an OpenAI client eight times the rest of its work, and a graph would
+keep them in its state. What is no completion passes as it came.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from art_core.reply import events
+
+_BLANK_LINE = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+_FINISH = re.compile(rb'"finish_reason"\s*:\s*"')
+
+
+def slim_body(body: Mapping[str, Any], asked: Mapping[str, Any]) -> bytes:
+    """A parsed completion, as bytes without the fields that `asked` did not ask for."""
+    unasked: set[str] = set()
+    if not asked.get("return_token_ids"):
+        unasked |= {"prompt_token_ids", "token_ids"}
+    if not asked.get("logprobs"):
+        unasked.add("logprobs")
+    slim = {name: value for name, value in body.items() if name not in unasked}
+    slim["choices"] = [
+        {name: value for name, value in choice.items() if name not in unasked}
+        for choice in body["choices"]
+    ]
+    return json.dumps(slim, separators=(",", ":")).encode()
+
+
+class SlimStream:
+    """The same for server-sent events, as they come.
+
+    From the first finish_reason on, events are held back until [DONE] or the end, and then handed
+    on together: some clients hang up at a finish_reason, and the answer is whole all the same.
+
+    Args:
+        asked: the body of the request as its caller wrote it.
+    """
+
+    def __init__(self, asked: Mapping[str, Any]) -> None:
+        self._asked = asked
+        self._part = b""
+        self._ending: list[bytes] = []
+
+    def feed(self, chunk: bytes) -> bytes:
+        """What can be handed on now that `chunk` has come: whole events only."""
+        self._part += chunk
+        ready: list[bytes] = []
+        start = 0
+        for end in _BLANK_LINE.finditer(self._part):
+            self._add(self._part[start : end.end()], ready)
+            start = end.end()
+        self._part = self._part[start:]
+        return b"".join(ready)
+
+    def rest(self) -> bytes:
+        """What was held back when the stream ended."""
+        held = [*self._ending, self._slim(self._part)]
+        self._part, self._ending = b"", []
+        return b"".join(held)
+
+    def _add(self, block: bytes, ready: list[bytes]) -> None:
+        event = self._slim(block)
+        if self._ending or _FINISH.search(event):
+            self._ending.append(event)
+            if event.startswith((b"data: [DONE]", b"data:[DONE]")):
+                ready.extend(self._ending)
+                self._ending = []
+        else:
+            ready.append(event)
+
+    def _slim(self, block: bytes) -> bytes:
+        if b'"logprobs"' not in block and b'token_ids"' not in block:
+            return block
+        try:
+            return b"data: " + slim_body(json.loads(next(events(block))), self._asked) + b"\n\n"
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, StopIteration):
+            return block

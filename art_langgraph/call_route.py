@@ -1,0 +1,70 @@
+"""The route of the chat-model call being made, held in the context that makes it.
+
+In: a route, set by `ChatArt` around the moment at which a request is sent. Out: the same route, for
+the transport that sends it (`current_route`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
+from contextlib import aclosing, closing, contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeVar, cast
+
+import openai
+from langchain_core.exceptions import ContextOverflowError
+from langchain_openai.chat_models.base import OpenAIContextOverflowError
+
+from art_core.route import Route
+
+_T = TypeVar("_T")
+_ROUTE: ContextVar[Route | None] = ContextVar("art_route", default=None)
+_END = object()
+
+
+def current_route() -> Route | None:
+    """The route of the call being made here; None if none is."""
+    return _ROUTE.get()
+
+
+@contextmanager
+def routed(route: Route) -> Iterator[None]:
+    """What is sent inside goes along `route`; a context overflow becomes LangChain's own error.
+
+    ChatOpenAI looks for the overflow's code in the message; it stands beside it.
+    """
+    token = _ROUTE.set(route)
+    try:
+        yield
+    except openai.BadRequestError as error:
+        if error.code != "context_length_exceeded" or isinstance(error, ContextOverflowError):
+            raise
+        raise OpenAIContextOverflowError(
+            error.message, response=error.response, body=error.body
+        ) from error
+    finally:
+        _ROUTE.reset(token)
+
+
+def routed_at_start(route: Route, items: Iterator[_T]) -> Iterator[_T]:
+    """`items`, the first of them made under `route`: that is when the request is sent.
+
+    A generator must not hold a ContextVar over a yield, as its consumer shares the context.
+    """
+    with closing(cast(Generator[_T, None, None], items)):
+        with routed(route):
+            first: Any = next(items, _END)
+        if first is not _END:
+            yield first
+            yield from items
+
+
+async def arouted_at_start(route: Route, items: AsyncIterator[_T]) -> AsyncIterator[_T]:
+    """As `routed_at_start`."""
+    async with aclosing(cast(AsyncGenerator[_T, None], items)):
+        with routed(route):
+            first: Any = await anext(items, _END)
+        if first is not _END:
+            yield first
+            async for item in items:
+                yield item

@@ -1,0 +1,1 @@
+"""Benchmarks: one file each, run as `python -m benchmarks.NAME [--quick]`."""

@@ -1,0 +1,297 @@
+"""The endpoint on a real port, with the clients that people have."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from langchain_core.messages import HumanMessage, ToolMessage
+from langchain_openai import ChatOpenAI
+from pydantic import BaseModel, SecretStr
+
+from art_core.engine.openai_routes import create_app
+from art_core.engine.serving import LoopbackServer
+from art_core.errors import ConfigError, EngineError
+from tests.engine.conftest import CALL, TOOLS, Endpoint, user
+
+Messages = Any
+"""openai types messages as a union of typed dicts, which plain dicts in a variable are not."""
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Wait at most 5 s."""
+    deadline = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < deadline, "waited 5 s in vain"
+        time.sleep(0.005)
+
+
+async def in_thread(work: Callable[[], Any]) -> Any:
+    """Run sync client code beside the test's loop."""
+    return await asyncio.get_running_loop().run_in_executor(None, work)
+
+
+async def test_the_sync_openai_client(endpoint: Endpoint, server: LoopbackServer) -> None:
+    def work() -> None:
+        with openai.OpenAI(base_url=server.base_url, api_key="none") as client:
+            messages: Messages = [user()]
+            done = client.chat.completions.create(
+                model="agent",
+                messages=messages,
+                logprobs=True,
+                top_logprobs=0,
+                extra_body={"return_token_ids": True},
+            )
+            choice = done.choices[0]
+            assert choice.message.content == "héllo 😀"
+            assert choice.logprobs is not None
+            assert choice.logprobs.content is not None
+            assert choice.model_extra is not None
+            assert len(choice.logprobs.content) == len(choice.model_extra["token_ids"])
+            assert choice.model_extra["art_record_id"] == done.system_fingerprint
+            chunks = client.chat.completions.create(model="agent@0", messages=messages, stream=True)
+            text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+            assert text == "héllo 😀"
+            assert next(iter(client.models.list())).id == "scripted"
+            with pytest.raises(openai.NotFoundError, match="Served here: scripted, agent"):
+                client.chat.completions.create(model="nobody", messages=messages)
+
+    await in_thread(work)
+
+
+async def test_the_async_openai_client(endpoint: Endpoint, server: LoopbackServer) -> None:
+    endpoint.says = f"See:\n{CALL}"
+    messages: Messages = [user()]
+    tools: Any = TOOLS
+    async with openai.AsyncOpenAI(base_url=server.base_url, api_key="none") as client:
+        stream = client.chat.completions.stream(model="scripted", messages=messages, tools=tools)
+        async with stream as events:
+            final = await events.get_final_completion()
+        message = final.choices[0].message
+        assert message.content == "See:"
+        assert message.tool_calls is not None
+        assert message.tool_calls[0].function.arguments == '{"a":1}'
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.chat.completions.create(
+                model="scripted", messages=messages, max_tokens=10**9
+            )
+        assert refused.value.code == "context_length_exceeded"
+
+
+class Answer(BaseModel):
+    x: int
+
+
+def chat_openai(server: LoopbackServer, **settings: Any) -> ChatOpenAI:
+    return ChatOpenAI(
+        model="agent", base_url=server.base_url, api_key=SecretStr("none"), **settings
+    )
+
+
+async def test_chat_openai_calls_a_tool_and_goes_on_without_drift(
+    endpoint: Endpoint, server: LoopbackServer
+) -> None:
+    """LangChain parses the arguments and dumps them again; the ids stay those that were sampled."""
+    endpoint.says = lambda prompt: "It is 2." if "<tool_response>" in prompt else f"Hm.\n{CALL}"
+    for streaming in (False, True):
+        model = chat_openai(server, streaming=streaming).bind_tools(TOOLS)
+        first = await model.ainvoke([HumanMessage("1+1?")])
+        assert (first.content, first.tool_calls[0]["args"]) == ("Hm.", {"a": 1})
+        result = ToolMessage("2", tool_call_id=first.tool_calls[0]["id"] or "")
+        second = await model.ainvoke([HumanMessage("1+1?"), first, result])
+        assert second.content == "It is 2."
+        one, two = endpoint.asked[-2:]
+        head = [*one.prompt_ids.tolist(), *f"Hm.\n{CALL}".encode(), 257]
+        assert two.prompt_ids.tolist()[: len(head)] == head
+        fingerprint = str(second.response_metadata["system_fingerprint"])
+        assert endpoint.records.get([fingerprint])[fingerprint, 0].step == 3
+
+
+async def test_chat_openai_gets_structured_output(
+    endpoint: Endpoint, server: LoopbackServer
+) -> None:
+    model = chat_openai(server)
+    endpoint.says = '{"x": 1}'
+    for method in ("json_schema", "json_mode"):
+        got = await model.with_structured_output(Answer, method=method).ainvoke("json please")
+        assert got == Answer(x=1)
+        grammar = endpoint.asked[-1].grammar
+        assert grammar is not None
+        assert grammar.kind == "json_schema"
+    endpoint.says = '<tool_call>\n{"name": "Answer", "arguments": {"x": 2}}\n</tool_call>'
+    forced = model.with_structured_output(Answer, method="function_calling")
+    assert await forced.ainvoke("call please") == Answer(x=2)
+    grammar = endpoint.asked[-1].grammar
+    assert grammar is not None
+    assert grammar.kind == "tool_call"
+
+
+def send_raw(server: LoopbackServer, body: dict[str, Any]) -> socket.socket:
+    """A request sent, its answer not read."""
+    port = int(server.base_url.split(":")[2].split("/")[0])
+    connection = socket.create_connection(("127.0.0.1", port), timeout=5)
+    raw = json.dumps({"model": "scripted", "messages": [user()], **body}).encode()
+    connection.sendall(
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nX-Art-Rollout: gone\r\n"
+        b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(raw) + raw
+    )
+    return connection
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_goes_away_cancels_its_call_and_leaves_a_record(
+    endpoint: Endpoint, server: LoopbackServer, stream: bool
+) -> None:
+    endpoint.says = "abc" * 1000
+    endpoint.engine.delay = 0.01
+
+    def work() -> None:
+        connection = send_raw(server, {"stream": stream})
+        wait_for(lambda: endpoint.engine.running == 1)
+        if stream:
+            assert connection.recv(10) == b"HTTP/1.1 2"
+        connection.close()
+        wait_for(lambda: endpoint.engine.cancelled == 1)
+        wait_for(lambda: len(endpoint.records.of_rollout("gone")) == 1)
+
+    await in_thread(work)
+    [record] = endpoint.records.of_rollout("gone")
+    assert record.complete is False
+    assert record.finish_reason is None
+    assert 0 < len(record.sampled_ids) < 3000 or not stream
+    assert bytes(record.sampled_ids.tolist()) == (b"abc" * 1000)[: len(record.sampled_ids)]
+    assert record.message["content"] == "abc" * (len(record.sampled_ids) // 3)
+
+
+async def test_a_consumer_that_stops_early_cancels_too(
+    endpoint: Endpoint, server: LoopbackServer
+) -> None:
+    """Case 012, consumer_stops."""
+    endpoint.says = "abc" * 1000
+    endpoint.engine.delay = 0.01
+
+    def work() -> None:
+        for _ in chat_openai(server).stream("hi"):
+            break
+        wait_for(lambda: endpoint.engine.cancelled == 1)
+
+    await in_thread(work)
+
+
+async def test_stop_is_bounded_while_calls_are_held(endpoint: Endpoint) -> None:
+    """A call held for an hour; uvicorn lets calls go on for 2 s and then cancels them."""
+    endpoint.engine.delay = 3600.0
+    server = LoopbackServer(create_app(endpoint.service)).start()
+
+    def work() -> float:
+        connection = send_raw(server, {})
+        wait_for(lambda: endpoint.engine.running == 1)
+        begun = time.monotonic()
+        server.stop()
+        server.stop()
+        connection.close()
+        return time.monotonic() - begun
+
+    assert await in_thread(work) < 8
+    assert not any(t.name.startswith("art-endpoint") for t in threading.enumerate())
+    [record] = endpoint.records.of_rollout("gone")
+    assert record.complete is False
+
+
+async def test_several_servers_run_side_by_side(endpoint: Endpoint) -> None:
+    app = create_app(endpoint.service)
+    with LoopbackServer(app) as one, LoopbackServer(app) as two:
+        assert one.base_url != two.base_url
+        async with httpx.AsyncClient() as client:
+            for server in (one, two):
+                assert (await client.get(f"{server.base_url}/models")).status_code == 200
+            one.stop()
+            assert (await client.get(f"{two.base_url}/models")).status_code == 200
+
+
+async def test_a_taken_port_is_said(server: LoopbackServer, endpoint: Endpoint) -> None:
+    port = int(server.base_url.split(":")[2].split("/")[0])
+    with pytest.raises(EngineError, match=str(port)):
+        LoopbackServer(create_app(endpoint.service), port=port).start()
+
+
+def test_the_network_needs_a_key(endpoint: Endpoint) -> None:
+    app = create_app(endpoint.service)
+    with pytest.raises(ConfigError, match=r"0\.0\.0\.0"):
+        LoopbackServer(app, host="0.0.0.0")
+    assert LoopbackServer(app, host="0.0.0.0", api_key="k")
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ([("Authorization", "Bearer k-123")], 200),
+        ([("authorization", "bearer k-123")], 200),
+        ([("Authorization", "BEARER k-123")], 200),
+        ([("Authorization", "Bearer   k-123")], 200),
+        ([("x-api-key", "k-123")], 401),
+        ([], 401),
+        ([("Authorization", "Bearer")], 401),
+        ([("Authorization", "Bearer ")], 401),
+        ([("Authorization", "k-123")], 401),
+        ([("Authorization", "Basic azoxMjM=")], 401),
+        ([("Authorization", "Bearer k-124")], 401),
+        ([("Authorization", "Bearer k-123x")], 401),
+        ([("Authorization", b"Bearer caf\xe9")], 401),
+        ([("Authorization", "Bearer k-123"), ("Authorization", "Bearer k-124")], 401),
+    ],
+)
+async def test_case_071_forms_of_the_key(
+    endpoint: Endpoint, headers: list[tuple[Any, Any]], status: int
+) -> None:
+    with LoopbackServer(create_app(endpoint.service), api_key="k-123") as server:
+        async with httpx.AsyncClient(headers=headers) as client:
+            response = await client.get(f"{server.base_url}/models?api_key=k-123")
+    assert response.status_code == status
+    if status == 401:
+        assert response.json()["error"]["code"] == "invalid_api_key"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"host": "localhost:1"}, 200),
+        ({"host": "[::1]"}, 200),
+        ({"origin": "http://localhost:3000"}, 200),
+        ({"host": "evil.example"}, 403),
+        ({"host": "localhost.evil.example"}, 403),
+        ({"host": "127.0.0.1@evil.example"}, 403),
+        ({"host": "[bad"}, 403),
+        ({"origin": "https://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+    ],
+)
+async def test_web_pages_can_not_reach_in(
+    server: LoopbackServer, headers: dict[str, str], status: int
+) -> None:
+    async with httpx.AsyncClient() as client:
+        response = await client.get(f"{server.base_url}/models", headers=headers)
+    assert response.status_code == status
+    assert not any(name.startswith("access-control") for name in response.headers)
+
+
+async def test_case_073_a_body_said_to_be_3_gib_is_refused_at_once(server: LoopbackServer) -> None:
+    def work() -> bytes:
+        port = int(server.base_url.split(":")[2].split("/")[0])
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+            connection.sendall(
+                b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+                b"Content-Length: 3221225472\r\n\r\n"
+            )
+            return connection.recv(20)
+
+    assert (await in_thread(work)).startswith(b"HTTP/1.1 413")
