@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import functools
-import importlib
 import ipaddress
 import os
 import ssl
@@ -18,16 +17,8 @@ import threading
 import urllib.request
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-import openai
-
-if TYPE_CHECKING:
-    import httpx2 as httpx
-else:  # the library that the installed openai stands on: httpx2 since 3.0, httpx before
-    httpx = importlib.import_module(openai.DefaultHttpxClient.__mro__[1].__module__.split(".")[0])
-
-__all__ = ["Connections", "httpx"]
+import httpx2 as httpx  # the one that openai >= 3 is built on
 
 _LIMITS = httpx.Limits(
     max_connections=None,

@@ -120,18 +120,28 @@ def _tokens(choice: Choice) -> _Tokens:
         return _Tokens(fault=f"{len(ids)} token ids came with {len(entries)} logprobs")
     if named is not None and named != ids:
         return _Tokens(fault=f"token_ids are {_short(ids)} but logprobs name {_short(named)}")
-    logprobs = [entry.get("logprob") if isinstance(entry, Mapping) else None for entry in entries]
-    for position, value in enumerate(logprobs):
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            return _Tokens(fault=f"logprob {position} is {value!r}, not a finite number")
-    return _Tokens(ids=ids, logprobs=np.asarray(logprobs, dtype=np.float32))
+    logprobs, fault = _logprobs(entries)
+    return _Tokens(ids=None if fault else ids, logprobs=logprobs, fault=fault)
+
+
+def _logprobs(entries: Sequence[Any]) -> tuple[Logprobs | None, str | None]:
+    """The logprobs of the entries, or what is wrong with them."""
+    told = [entry.get("logprob") if isinstance(entry, dict) else None for entry in entries]
+    try:
+        values = np.asarray(told, dtype=np.float32)
+    except (TypeError, ValueError):  # a null or a string among them
+        values = np.asarray([v if isinstance(v, int | float) else math.nan for v in told])
+    wrong = np.flatnonzero(~np.isfinite(values))
+    if len(wrong):
+        return None, f"logprob {wrong[0]} is {told[wrong[0]]!r}, not a finite number"
+    return values.astype(np.float32, copy=False), None
 
 
 def _named_ids(entries: Sequence[Any] | None) -> list[int] | None:
     """Ids that the entries spell as "token_id:N"; None unless all do (text may look like it)."""
     ids = []
     for entry in entries or ():
-        token = entry.get("token") if isinstance(entry, Mapping) else None
+        token = entry.get("token") if isinstance(entry, dict) else None
         if not isinstance(token, str) or not (match := _NAMED_ID.fullmatch(token)):
             return None
         ids.append(int(match[1]))

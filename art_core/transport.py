@@ -16,11 +16,12 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 
+import httpx2 as httpx  # the one that openai >= 3 is built on
 import openai
 
 from art_core.calls import ModelCall, Origin
 from art_core.capture import Scope, Target
-from art_core.connections import Connections, httpx
+from art_core.connections import Connections
 from art_core.exchange import calls_of_reply
 from art_core.reply import Reply, read_reply
 from art_core.route import Route, prepare_body

@@ -4,7 +4,7 @@
 """
 
 from art_langgraph.callbacks import TrajectoryCallbackHandler
-from art_langgraph.chat_model import ChatArt, SamplingOverridden
+from art_langgraph.chat_model import ChatArt
 from art_langgraph.rollout import (
     NoModelCalls,
     capture,
@@ -12,6 +12,7 @@ from art_langgraph.rollout import (
     rollout,
     wrap_rollout,
 )
+from art_langgraph.training_payload import SamplingOverridden
 
 __all__ = [
     "ChatArt",

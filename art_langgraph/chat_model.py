@@ -7,13 +7,12 @@ model when it is built. It leaves out recording: the wire does that, so no path 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.globals import get_llm_cache
-from langchain_core.language_models import BaseChatModel, LanguageModelInput
+from langchain_core.language_models import BaseChatModel, LangSmithParams, LanguageModelInput
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, InvalidToolCall
 from langchain_core.messages.utils import count_tokens_approximately
 from langchain_core.outputs import ChatResult
@@ -22,15 +21,16 @@ from langchain_core.runnables.config import ensure_config
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langchain_core.utils.uuid import uuid7
 from langchain_openai import ChatOpenAI
-from langchain_openai.chat_models.base import BaseChatOpenAI
 from pydantic import Field, PrivateAttr, model_validator
 
 from art_core.errors import ConfigError
-from art_core.route import Route, overridden
+from art_core.route import Route
 from art_core.transport import HOLD_TIMEOUT, PLACEHOLDER_URL, async_client, sync_client
 from art_langgraph.call_route import arouted_at_start, current_route, routed, routed_at_start
 from art_langgraph.messages import mend_tool_calls, strict_object
 from art_langgraph.routing import find_route, lost_call, note_stray_call
+from art_langgraph.stand_in import settings_for
+from art_langgraph.training_payload import check_training_payload
 
 _NAME = "art"
 """Stands in for the model's name: ChatOpenAI changes its ways for names that it knows."""
@@ -46,13 +46,8 @@ _NOT_GIVEN = frozenset(
         "root_async_client",
         "openai_organization",
         "use_responses_api",
-        "profile",
     )
 )
-
-
-class SamplingOverridden(UserWarning):
-    """A setting of the graph gave way to the one that training samples with."""
 
 
 class ChatArt(ChatOpenAI):
@@ -118,8 +113,9 @@ class ChatArt(ChatOpenAI):
     ) -> ChatResult:
         route = self._route(*_asked_by(run_manager))
         if route is None:
-            other, kwargs = self._otherwise(kwargs)
-            return other._generate_with_cache(messages, stop, run_manager, **kwargs)
+            other = self._stand_in()
+            theirs = settings_for(other, kwargs)
+            return other._generate_with_cache(messages, stop, run_manager, **theirs)
         with routed(route):
             return ChatOpenAI._generate_with_cache(
                 self._sampler(route), messages, stop, run_manager, **kwargs
@@ -134,8 +130,9 @@ class ChatArt(ChatOpenAI):
     ) -> ChatResult:
         route = self._route(*_asked_by(run_manager))
         if route is None:
-            other, kwargs = self._otherwise(kwargs)
-            return await other._agenerate_with_cache(messages, stop, run_manager, **kwargs)
+            other = self._stand_in()
+            theirs = settings_for(other, kwargs)
+            return await other._agenerate_with_cache(messages, stop, run_manager, **theirs)
         with routed(route):
             return await ChatOpenAI._agenerate_with_cache(
                 self._sampler(route), messages, stop, run_manager, **kwargs
@@ -153,8 +150,8 @@ class ChatArt(ChatOpenAI):
         config = _with_run_id(config)
         route = self._route(_metadata_of(config), config["run_id"])
         if route is None:
-            other, kwargs = self._otherwise(kwargs)
-            yield from other.stream(input, config, stop=stop, **kwargs)
+            other = self._stand_in()
+            yield from other.stream(input, config, stop=stop, **settings_for(other, kwargs))
         else:
             chunks = super().stream(input, config, stop=stop, **kwargs)
             yield from routed_at_start(route, chunks)
@@ -171,8 +168,8 @@ class ChatArt(ChatOpenAI):
         config = _with_run_id(config)
         route = self._route(_metadata_of(config), config["run_id"])
         if route is None:
-            other, kwargs = self._otherwise(kwargs)
-            chunks = other.astream(input, config, stop=stop, **kwargs)
+            other = self._stand_in()
+            chunks = other.astream(input, config, stop=stop, **settings_for(other, kwargs))
         else:
             chunks = arouted_at_start(route, super().astream(input, config, stop=stop, **kwargs))
         async for chunk in chunks:
@@ -212,24 +209,8 @@ class ChatArt(ChatOpenAI):
             )
         return route
 
-    def _otherwise(self, kwargs: dict[str, Any]) -> tuple[BaseChatModel, dict[str, Any]]:
-        """The stand-in, and the call's settings in its own terms."""
-        other = cast(BaseChatModel, self.otherwise)  # _route has raised where it is None
-        if isinstance(other, BaseChatOpenAI):
-            return other, kwargs
-        if "response_format" in kwargs:
-            raise ConfigError(
-                "otherwise= does not know response_format",
-                got=type(other).__name__,
-                fix='Use with_structured_output(..., method="function_calling").',
-            )
-        tools, choice = kwargs.pop("tools", None), kwargs.pop("tool_choice", None)
-        for name in ("parallel_tool_calls", "strict"):
-            kwargs.pop(name, None)
-        if not tools:
-            return other, kwargs
-        bound = other.bind_tools(tools, tool_choice=_plain_choice(choice))
-        return other, {**getattr(bound, "kwargs", {}), **kwargs}
+    def _stand_in(self) -> BaseChatModel:
+        return cast(BaseChatModel, self.otherwise)  # _route has raised where it is None
 
     def _sampler(self, route: Route) -> ChatArt:
         """This model, without LangChain's cache in a rollout: a replayed answer is no sample."""
@@ -247,15 +228,7 @@ class ChatArt(ChatOpenAI):
         payload = super()._get_request_payload(input_, stop=stop, **kwargs)
         payload["messages"] = mend_tool_calls(payload["messages"])
         if (route := current_route()) is not None and route.target.trains:
-            asked = {**payload, **(payload.get("extra_body") or {})}
-            if (asked.get("n") or 1) > 1:
-                raise ConfigError(
-                    "a policy in training answers once a call",
-                    got=f"n={asked['n']}",
-                    expected="n=1",
-                    fix="Call it several times: each answer is then a call of its own.",
-                )
-            _warn_overridden(overridden(asked, route.target), route)
+            check_training_payload(payload, route)
         return payload
 
     def _create_chat_result(
@@ -288,6 +261,19 @@ class ChatArt(ChatOpenAI):
         behind = "" if route is None else f"{route.target.base_url} {route.target.model_name} "
         return behind + super()._get_llm_string(stop=stop, **kwargs)
 
+    def get_token_ids(self, text: str) -> list[int]:
+        """Only by `custom_get_token_ids`: the tokenizer is the served model's.
+
+        Raises:
+            ConfigError: there is none. (ChatOpenAI would fetch OpenAI's from the network.)
+        """
+        if self.custom_get_token_ids is None:
+            raise ConfigError(
+                "ChatArt does not know the served model's token ids here",
+                fix="Count with get_num_tokens, or give it custom_get_token_ids.",
+            )
+        return self.custom_get_token_ids(text)
+
     def get_num_tokens(self, text: str) -> int:
         """About how many tokens `text` has: a quarter of its characters."""
         return count_tokens_approximately([text], extra_tokens_per_message=0.0)
@@ -304,6 +290,9 @@ class ChatArt(ChatOpenAI):
     @property
     def _llm_type(self) -> str:
         return "art-chat"
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        return {**super()._get_ls_params(stop=stop, **kwargs), "ls_provider": "art"}
 
     @property
     def lc_secrets(self) -> dict[str, str]:
@@ -363,35 +352,6 @@ def _with_run_id(config: RunnableConfig | None) -> RunnableConfig:
     if config.get("run_id") is None:
         config["run_id"] = uuid7()
     return config
-
-
-# --- small parts
-
-
-def _warn_overridden(settings: Mapping[str, Any], route: Route) -> None:
-    """Say once in a process that these settings are not used."""
-    key = repr(sorted(settings.items()))
-    if not settings or key in _WARNED:
-        return
-    _WARNED.add(key)
-    asked = ", ".join(f"{name}={value!r}" for name, value in settings.items())
-    warnings.warn(
-        f"{route.origin} asks for {asked}; training samples with the model's SamplingConfig "
-        f"({route.target.sampling!r}) instead, so that a group's rollouts differ. Evaluation and "
-        "production keep the setting.",
-        SamplingOverridden,
-        stacklevel=2,
-    )
-
-
-_WARNED: set[str] = set()
-
-
-def _plain_choice(choice: Any) -> Any:
-    """A tool choice as every chat model's `bind_tools` knows it."""
-    if isinstance(choice, Mapping):
-        return choice["function"]["name"]
-    return "any" if choice == "required" else choice
 
 
 def _is_broken(call: Any) -> bool:

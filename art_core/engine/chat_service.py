@@ -8,47 +8,35 @@ also of calls that broke off. HTTP is left to `openai_routes`.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import itertools
-import json
 import logging
 import threading
 import time
 import uuid
-from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from art_core.calls import Ids
+from art_core.calls import Ids, Logprobs
 from art_core.engine.answer import Answer, Piece
 from art_core.engine.api_errors import error_response
 from art_core.engine.base import Delta, Engine, GenerateRequest, Grammar
 from art_core.engine.chat_request import ChatRequest, parse_chat_request
 from art_core.engine.chat_wire import DONE, KEEP_ALIVE, Envelope, event
+from art_core.engine.gate import Gate
 from art_core.engine.grammar import json_grammar, tool_call_grammar
-from art_core.engine.history import Conversations, History
-from art_core.engine.messages import template_messages
 from art_core.engine.model_registry import ModelRegistry, Served
 from art_core.engine.prompt import PromptBuild, PromptBuilder
+from art_core.engine.rollouts import Past, Rollouts, noise_key
+from art_core.engine.waiting import items, pauses, side_by_side
 from art_core.errors import ARTError, ContextOverflow, EngineError
 from art_core.records import RecordStore, TokenRecord
 
 _log = logging.getLogger(__name__)
 
-_KEPT_ROLLOUTS = 1024
 _QUEUED_PIECES = 64
 """Pieces that wait for a slow reader before the engine's stream is no longer drained."""
-
-
-@dataclass
-class _Rollout:
-    """What a rollout's calls share."""
-
-    history: History
-    seen: Counter[bytes] = field(default_factory=Counter)
-    """How often each prompt was asked for."""
 
 
 @dataclass
@@ -58,8 +46,7 @@ class _Call:
     request: ChatRequest
     served: Served
     rollout_id: str | None
-    before: tuple[TokenRecord, ...]
-    """Records of the conversation so far, where no rollout keeps them."""
+    past: Past
     envelope: Envelope
     engine_requests: list[GenerateRequest]
     answers: list[Answer]
@@ -90,12 +77,12 @@ class ChatService:
         self.models = models
         self.drifts: Counter[str] = Counter()
         """How many prompts did not extend an earlier call that they should extend, by reason."""
+        self.gate = Gate()
+        """Held while the policy changes; calls wait in front of it."""
         self._keep_alive = keep_alive
         self._lock = threading.Lock()
         self._prompts = PromptBuilder(engine.tokenizer)
-        self._rollouts: OrderedDict[str, _Rollout] = OrderedDict()
-        self._conversations = Conversations()
-        self._unnamed = itertools.count()
+        self._rollouts = Rollouts(records)
 
     async def complete(self, body: object, *, rollout_id: str | None = None) -> dict[str, Any]:
         """The response to a request that does not stream.
@@ -104,9 +91,11 @@ class ChatService:
             ApiError, ContextOverflow: the request can't be answered as it is.
             EngineError: the engine failed; what was sampled is in the records, incomplete.
         """
-        call = self._begin(parse_chat_request(body), rollout_id)
+        request = parse_chat_request(body)
+        await self.gate.wait()
+        call = self._begin(request, rollout_id)
         try:
-            await _all(self._play(call, i, _drop) for i in range(len(call.answers)))
+            await side_by_side(self._play(call, i, _drop) for i in range(len(call.answers)))
         finally:
             self._store(call)
         return call.envelope.completion(call.answers)
@@ -120,34 +109,47 @@ class ChatService:
         event, after which the stream ends without `[DONE]`. Closing the generator cancels the
         call.
         """
-        call = self._begin(parse_chat_request(body), rollout_id)
-        pieces: asyncio.Queue[tuple[int, Piece] | None] = asyncio.Queue(_QUEUED_PIECES)
-        players = asyncio.create_task(self._play_into(call, pieces))
+        request = parse_chat_request(body)
         is_open = False
         try:
-            async for item in _with_pauses(pieces, self._keep_alive):
-                if item is None:
-                    yield KEEP_ALIVE
-                    continue
-                if not is_open:
+            async with aclosing(self._events(request, rollout_id)) as events:
+                async for data in events:
                     is_open = True
-                    for chunk in call.envelope.first(len(call.answers)):
-                        yield event(chunk)
-                chunks = call.envelope.chunks(*item)
-                if all(answer.finish_reason for answer in call.answers):
-                    self._store(call)
-                for chunk in chunks:
-                    yield event(chunk)
-            await players
-            if call.request.include_usage:
-                yield event(call.envelope.last(call.answers))
-            yield DONE
+                    yield data
         except Exception as error:
             if not is_open:
                 raise
             if not isinstance(error, ARTError):
                 _log.exception("a stream broke off")
             yield event(error_response(error)[1])
+
+    async def _events(
+        self, request: ChatRequest, rollout_id: str | None
+    ) -> AsyncGenerator[bytes, None]:
+        async with aclosing(pauses(self.gate.wait(), self._keep_alive)) as beats:
+            async for _ in beats:
+                yield KEEP_ALIVE
+        call = self._begin(request, rollout_id)
+        pieces: asyncio.Queue[tuple[int, Piece] | None] = asyncio.Queue(_QUEUED_PIECES)
+        players = asyncio.create_task(self._play_into(call, pieces))
+        is_first = True
+        try:
+            async for item in items(pieces, self._keep_alive):
+                if item is None:
+                    yield KEEP_ALIVE
+                    continue
+                chunks = call.envelope.chunks(*item)
+                if is_first:
+                    is_first = False
+                    chunks = call.envelope.first(len(call.answers)) + chunks
+                if all(answer.finish_reason for answer in call.answers):
+                    self._store(call)
+                for chunk in chunks:
+                    yield event(chunk)
+            await players
+            if request.include_usage:
+                yield event(call.envelope.last(call.answers))
+            yield DONE
         finally:
             players.cancel()
             await asyncio.gather(players, return_exceptions=True)
@@ -170,22 +172,21 @@ class ChatService:
         served = self.models.resolve(request.model)
         grammar = _grammar(request)
         with self._lock:
-            rollout = self._rollout(rollout_id)
-            before = () if rollout else self._conversation(request)
-            history = rollout.history if rollout else History(before)
-            prompt = self._prompts.build(request.messages, request.tools, history)
-            seed = self._seed(request, served, rollout_id, rollout, prompt.ids)
+            past = self._rollouts.past(rollout_id, request.messages, request.tools)
+            prompt = self._prompts.build(request.messages, request.tools, past.history)
+            self._check_length(request, len(prompt.ids))
+            noise = past.seed(served.seed, prompt.ids)
         if prompt.drift is not None:
             self.drifts[prompt.drift] += 1
-        self._check_length(request, len(prompt.ids))
-        return self._call(request, served, rollout_id, before, prompt, grammar, seed)
+        seed = noise if request.seed is None else request.seed
+        return self._call(request, served, rollout_id, past, prompt, grammar, seed)
 
     def _call(
         self,
         request: ChatRequest,
         served: Served,
         rollout_id: str | None,
-        before: tuple[TokenRecord, ...],
+        past: Past,
         prompt: PromptBuild,
         grammar: Grammar | None,
         seed: int,
@@ -199,7 +200,7 @@ class ChatService:
             request=request,
             served=served,
             rollout_id=rollout_id,
-            before=before,
+            past=past,
             envelope=Envelope(
                 record_id=record_id,
                 model=request.model,
@@ -217,7 +218,7 @@ class ChatService:
                     request_id=f"{record_id}-{i}",
                     prompt_ids=prompt.ids,
                     adapter=served.adapter,
-                    sampling=replace(sampling, seed=seed if i == 0 else _hash(seed, i)),
+                    sampling=replace(sampling, seed=seed if i == 0 else noise_key(seed, i)),
                     grammar=grammar,
                 )
                 for i in range(request.n)
@@ -245,7 +246,7 @@ class ChatService:
             await pieces.put((index, piece))
 
         try:
-            await _all(self._play(call, i, put) for i in range(len(call.answers)))
+            await side_by_side(self._play(call, i, put) for i in range(len(call.answers)))
         except Exception:
             await pieces.put(None)
             raise
@@ -280,7 +281,7 @@ class ChatService:
                 step=call.served.step,
                 prompt_ids=call.envelope.prompt_ids,
                 sampled_ids=cast(Ids, answer.ids),  # converted by the record
-                logprobs=cast(Any, answer.logprobs),
+                logprobs=cast(Logprobs, answer.logprobs),
                 sampling=call.engine_requests[i].sampling,
                 finish_reason=answer.finish_reason,
                 message=answer.message,
@@ -293,56 +294,8 @@ class ChatService:
         ]
         self.records.put(records)
         with self._lock:
-            rollout = self._rollout(call.rollout_id)
             for record in records:
-                if rollout is None:
-                    self._conversations.add(record, call.before)
-                else:
-                    rollout.history.add(record)
-
-    def _rollout(self, rollout_id: str | None) -> _Rollout | None:
-        """The rollout's state, read back from the records if it is not in memory."""
-        if rollout_id is None:
-            return None
-        rollout = self._rollouts.get(rollout_id)
-        if rollout is None:
-            records = self.records.of_rollout(rollout_id)
-            seen = Counter(_digest(r.prompt_ids) for r in records if r.choice_index == 0)
-            rollout = self._rollouts[rollout_id] = _Rollout(History(records), seen)
-            while len(self._rollouts) > _KEPT_ROLLOUTS:
-                self._rollouts.popitem(last=False)
-        self._rollouts.move_to_end(rollout_id)
-        return rollout
-
-    def _conversation(self, request: ChatRequest) -> tuple[TokenRecord, ...]:
-        return self._conversations.records(template_messages(request.messages), request.tools)
-
-    def _seed(
-        self,
-        request: ChatRequest,
-        served: Served,
-        rollout_id: str | None,
-        rollout: _Rollout | None,
-        prompt_ids: Ids,
-    ) -> int:
-        """The key of the call's sampling noise: the request's own, else one that a repeated run
-        finds again.
-
-        Within a rollout it depends on the prompt and on how often that prompt came before, not on
-        the order in which parallel nodes happened to ask.
-        """
-        if rollout is None:
-            return (
-                request.seed
-                if request.seed is not None
-                else _hash(served.seed, "unnamed", next(self._unnamed))
-            )
-        digest = _digest(prompt_ids)
-        count = rollout.seen[digest]
-        rollout.seen[digest] += 1
-        if request.seed is not None:
-            return request.seed
-        return _hash(served.seed, rollout_id, digest.hex(), count)
+                call.past.add(record)
 
     def _check_length(self, request: ChatRequest, prompt: int) -> None:
         limit, asked = self.engine.context_length, request.max_tokens or 1
@@ -367,49 +320,8 @@ def _grammar(request: ChatRequest) -> Grammar | None:
     return json_grammar(schema)
 
 
-async def _all(jobs: Iterable[Any]) -> None:
-    """Run the coroutines side by side; the first fault cancels the others and is raised."""
-    waiting = list(jobs)
-    if len(waiting) == 1:
-        await waiting[0]
-        return
-    tasks = [asyncio.ensure_future(job) for job in waiting]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
 async def _drop(index: int, piece: Piece) -> None:
     """An unstreamed answer needs no pieces."""
-
-
-async def _with_pauses(
-    queue: asyncio.Queue[tuple[int, Piece] | None], seconds: float
-) -> AsyncGenerator[tuple[int, Piece] | None, None]:
-    """The queue's items up to its None; a None whenever nothing came for `seconds`."""
-    while True:
-        try:
-            async with asyncio.timeout(seconds):
-                item = await queue.get()
-        except TimeoutError:
-            yield None
-            continue
-        if item is None:
-            return
-        yield item
-
-
-def _digest(ids: Ids) -> bytes:
-    return hashlib.blake2b(ids.tobytes(), digest_size=16).digest()
-
-
-def _hash(*parts: object) -> int:
-    """63 bits out of `parts`, the same in every process."""
-    digest = hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
 
 
 def _model_card(name: str) -> dict[str, Any]:

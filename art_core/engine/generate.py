@@ -19,7 +19,6 @@ from art_core.engine.base import FinishReason, GenerateRequest
 from art_core.engine.grammar import GrammarMatcher
 from art_core.engine.prefix_cache import Node, PrefixCache
 from art_core.engine.sampling import sample, uniform
-from art_core.engine.stops import StopStrings
 from art_core.nn.attention import group_heads, masked, merge, rectangle, ungroup_heads
 from art_core.nn.lora import LoraModel
 
@@ -40,7 +39,6 @@ class Running:
     pending: int
     """The id that the next step feeds: the prompt's last, then each sampled one."""
     matcher: GrammarMatcher | None
-    stops: StopStrings | None
     length: int = 0
     """Positions in its slot."""
     copied: int = 0
@@ -94,17 +92,13 @@ class Lane:
     def __len__(self) -> int:
         return len(self._running) + len(self._arrivals)
 
-    def admit(
-        self, request: GenerateRequest, matcher: GrammarMatcher | None, stops: StopStrings | None
-    ) -> int:
+    def admit(self, request: GenerateRequest, matcher: GrammarMatcher | None) -> int:
         """Take a request into the next step; returns the prompt positions it adds to it."""
         ids = request.prompt_ids
         node = self._cache.insert(ids[:-1])
         fresh = sum(len(n) for n in node.path() if n.fresh)
         self._arrivals.append(
-            Running(
-                request, node, int(ids[-1]), matcher, stops, cached_tokens=len(ids) - 1 - fresh
-            )
+            Running(request, node, int(ids[-1]), matcher, cached_tokens=len(ids) - 1 - fresh)
         )
         return fresh
 
@@ -224,8 +218,6 @@ class Lane:
         if token in self._eos and enough:
             return "stop"
         if running.matcher is not None and running.matcher.finished:
-            return "stop"
-        if running.stops is not None and running.stops.push(token) and enough:
             return "stop"
         limit = self._context - len(running.request.prompt_ids)
         if sampling.max_tokens is not None:

@@ -19,9 +19,11 @@ from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing, suppress
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from art_core.engine.api_errors import ApiError, error_response
@@ -37,15 +39,13 @@ _MAX_ROLLOUT_ID = 200
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
-def create_app(service: ChatService, *, max_body_bytes: int = 16 * 2**20) -> FastAPI:
-    """The app that serves `service`.
+def create_app(service: ChatService, *, max_body_bytes: int = 16 * 2**20) -> Starlette:
+    """The ASGI app that serves `service`.
 
     Args:
         max_body_bytes: larger bodies are refused with 413, without being read to their end.
     """
-    app = FastAPI(title="art-langgraph", openapi_url=None, docs_url=None, redoc_url=None)
 
-    @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         body = _parse(await _read(request, max_body_bytes))
         rollout_id = _rollout_id(request)
@@ -56,38 +56,39 @@ def create_app(service: ChatService, *, max_body_bytes: int = 16 * 2**20) -> Fas
         )
         return Response(status_code=499) if completion is None else JSONResponse(completion)
 
-    @app.get("/v1/models")
-    async def models() -> Response:
+    async def models(request: Request) -> Response:
         return JSONResponse(service.list_models())
 
-    @app.get("/v1/models/{name:path}")
-    async def model(name: str) -> Response:
-        return JSONResponse(service.model(name))
+    async def model(request: Request) -> Response:
+        return JSONResponse(service.model(request.path_params["name"]))
 
-    @app.get("/health")
-    async def health() -> Response:
+    async def health(request: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
-    @app.exception_handler(ARTError)
-    async def fault(request: Request, error: ARTError) -> Response:
-        return _refusal(error)
+    return Starlette(
+        routes=[
+            Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+            Route("/v1/models", models),
+            Route("/v1/models/{name:path}", model),
+            Route("/health", health),
+        ],
+        exception_handlers={HTTPException: _no_route, ARTError: _fault, Exception: _fault},
+    )
 
-    @app.exception_handler(HTTPException)
-    async def no_route(request: Request, error: HTTPException) -> Response:
-        known = "POST /v1/chat/completions, GET /v1/models, GET /health"
-        return _refusal(
-            ApiError(
-                f"{request.method} {request.url.path}: {error.detail}",
-                expected=known,
-                status=error.status_code,
-            )
+
+async def _fault(request: Request, error: Exception) -> Response:
+    return _refusal(error)
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # what it is registered for
+    return _refusal(
+        ApiError(
+            f"{request.method} {request.url.path}: {error.detail}",
+            expected="POST /v1/chat/completions, GET /v1/models or GET /health",
+            status=error.status_code,
         )
-
-    @app.exception_handler(Exception)
-    async def bug(request: Request, error: Exception) -> Response:
-        return _refusal(error)
-
-    return app
+    )
 
 
 def _refusal(error: Exception) -> Response:

@@ -1,10 +1,10 @@
 """Token-in: the prompt of a request, in which the policy's own words are the ids it sampled.
 
-In: messages, tools, and the records of what was sampled before. Out: prompt ids. An assistant
-message equal to a recorded one enters as its recorded ids; only the text between is tokenised.
-So the prompt of a call extends prompt + sample of the call before whenever messages were only
-appended. Where the template itself rewrites history (it drops thinking, say), the template is
-followed and the drift is named.
+In: messages, tools, and the records of what was sampled before. Out: prompt ids. A request that
+goes on from a recorded call begins with that call's prompt and sample, id by id, and only the text
+after it is tokenised; any other assistant message equal to a recorded one enters as its recorded
+ids. Where the template itself rewrites history (it drops thinking, say), the template is followed
+and the drift is named.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from art_core.engine.messages import template_messages
 from art_core.records import TokenRecord
 
 _CACHED_TEXTS = 1024
-_REWROTE = "template rewrote history"
 
 _Plain = list[dict[str, Any]]
 _Tools = Sequence[dict[str, Any]] | None
+_Parts = list[tuple[Ids, bool]]
+"""Ids in order, and whether they are recorded."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +40,7 @@ class PromptBuild:
     text: str
     """What `ids` say, special tokens spelled out."""
     reused: int
-    """How many of `ids` were sampled in earlier calls and entered as recorded."""
+    """How many of `ids` come from records and were not tokenised."""
     drift: str | None
     """Why the prompt does not extend an earlier call whose messages it extends; None: it does."""
 
@@ -65,42 +66,59 @@ class PromptBuilder:
         """
         plain = template_messages(messages)
         match = history.match(plain, tools)
-        known = [i for i, candidates in enumerate(match.candidates) if candidates]
-        kept, between = self._around_kept(plain, tools, match, known)
-        head = _head(match)
-        parts: list[Ids] = []
-        texts: list[str] = []
-        reused = size = 0
-        ended: TokenRecord | None = None
-        for i, text in zip([*kept, None], between, strict=True):
-            new_text = text if ended is None else self._after(ended, text)
-            parts.append(self._encode(new_text))
-            texts.append(new_text)
-            size += len(parts[-1])
-            if i is None:
-                break
-            ended = _choose(match, i, head, size)
-            parts.append(ended.sampled_ids)
-            texts.append(self._tokenizer.decode(ended.sampled_ids.tolist()))
-            size += len(ended.sampled_ids)
-            reused += len(ended.sampled_ids)
-        ids = np.concatenate(parts)
-        return PromptBuild(ids, "".join(texts), reused, _drift(ids, head, kept, known))
+        parts = self._going_on(plain, tools, match) or self._piece_by_piece(plain, tools, match)
+        ids = np.concatenate([part for part, _ in parts])
+        return PromptBuild(
+            ids=ids,
+            text=self._tokenizer.decode(ids.tolist()),
+            reused=sum(len(part) for part, is_recorded in parts if is_recorded),
+            drift=self._drift(ids, plain, tools, match),
+        )
+
+    def _going_on(self, plain: _Plain, tools: _Tools, match: Match) -> _Parts | None:
+        """The ancestor's ids and what comes after them; None if the template does not go on so."""
+        if match.ancestor is None:
+            return None
+        at, record = match.ancestor
+        after = [i for i in range(at + 1, len(plain)) if match.candidates[i]]
+        chosen = {at: record, **{i: match.candidates[i][0] for i in after}}
+        kept, between = self._around_kept(plain, tools, chosen)
+        if (
+            not kept
+            or kept[0] != at
+            or between[0] != self._tokenizer.render(plain[:at], tools=tools)
+        ):
+            return None
+        parts = self._joined({i: chosen[i] for i in kept}, ["", *between[1:]])
+        return [(record.prompt_ids, True), *parts]
+
+    def _piece_by_piece(self, plain: _Plain, tools: _Tools, match: Match) -> _Parts:
+        """Every message that is recorded as its ids, every other as text."""
+        chosen = {i: records[0] for i, records in enumerate(match.candidates) if records}
+        kept, between = self._around_kept(plain, tools, chosen)
+        return self._joined({i: chosen[i] for i in kept}, between)
+
+    def _joined(self, records: dict[int, TokenRecord], between: list[str]) -> _Parts:
+        """Tokenised text and recorded ids in turn."""
+        parts: _Parts = [(self._encode(between[0]), False)]
+        for record, text in zip(records.values(), between[1:], strict=True):
+            parts.append((record.sampled_ids, True))
+            parts.append((self._encode(self._after(record, text)), False))
+        return parts
 
     def _around_kept(
-        self, plain: _Plain, tools: _Tools, match: Match, known: list[int]
+        self, plain: _Plain, tools: _Tools, chosen: dict[int, TokenRecord]
     ) -> tuple[list[int], list[str]]:
-        """Those of `known` that the template leaves as they were sampled, and the text around."""
-        if known:
-            raws = {i: self._raw(match.candidates[i][0]) for i in known}
-            between = self._between(plain, tools, known)
-            if between is not None and self._shows(plain, tools, raws, between):
-                return known, between
-            kept = [i for i in known if self._keeps(plain, tools, i, raws[i])]
-            between = self._between(plain, tools, kept) if kept else None
-            if between is not None:
-                return kept, between
-        return [], [self._tokenizer.render(plain, tools=tools)]
+        """Those of `chosen` that the template leaves as they were sampled, and the text around."""
+        if not chosen:
+            return [], [self._tokenizer.render(plain, tools=tools)]
+        raws = {i: self._raw(record) for i, record in chosen.items()}
+        between = self._between(plain, tools, list(raws))
+        if between is not None and self._shows(plain, tools, raws, between):
+            return list(raws), between
+        kept = [i for i in raws if self._keeps(plain, tools, i, raws[i])]
+        between = self._between(plain, tools, kept)
+        return self._around_kept(plain, tools, {}) if between is None else (kept, between)
 
     def _shows(
         self, plain: _Plain, tools: _Tools, raws: dict[int, str], between: list[str]
@@ -183,6 +201,17 @@ class PromptBuilder:
             return text.removeprefix(self._tokenizer.decode(ids[-1:]))
         return text
 
+    def _drift(self, ids: Ids, plain: _Plain, tools: _Tools, match: Match) -> str | None:
+        if match.ancestor is None:
+            return None
+        at, record = match.ancestor
+        head = np.concatenate([record.prompt_ids, record.sampled_ids])
+        if np.array_equal(ids[: len(head)], head):
+            return None
+        if self._between(plain, tools, [at]) is None:
+            return "template does not show messages one by one"
+        return "template rewrote history"
+
     def _encode(self, text: str) -> Ids:
         ids = self._encoded.get(text)
         if ids is None:
@@ -203,32 +232,6 @@ def build_prompt(
 ) -> PromptBuild:
     """`PromptBuilder.build` for a single prompt, from the records of the rollout so far."""
     return PromptBuilder(tokenizer).build(messages, tools, History(history))
-
-
-def _head(match: Match) -> Ids:
-    """Prompt + sample of the call that this one goes on from; empty if there is none."""
-    if match.ancestor is None:
-        return np.empty(0, np.int32)
-    record = match.ancestor[1]
-    return np.concatenate([record.prompt_ids, record.sampled_ids])
-
-
-def _choose(match: Match, i: int, head: Ids, size: int) -> TokenRecord:
-    """Of several equal records the one whose ids stand at `size` in the ancestor's."""
-    candidates = match.candidates[i]
-    if match.ancestor is not None and i == match.ancestor[0]:
-        return match.ancestor[1]
-    for record in candidates:
-        end = size + len(record.sampled_ids)
-        if np.array_equal(head[size:end], record.sampled_ids):
-            return record
-    return candidates[0]
-
-
-def _drift(ids: Ids, head: Ids, kept: list[int], known: list[int]) -> str | None:
-    if np.array_equal(ids[: len(head)], head):
-        return None
-    return _REWROTE if kept != known else "history was rendered differently in an earlier call"
 
 
 def _squeezed(text: str) -> str:

@@ -13,12 +13,12 @@ import json
 import socket
 import threading
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import uvicorn
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from art_core.engine.api_errors import ApiError, error_response
 from art_core.errors import ConfigError, EngineError
@@ -162,6 +162,12 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         self.is_ready.set()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Calls that were cancelled get the time to write their records."""
+        await super().shutdown(sockets)
+        if self.server_state.tasks:
+            await asyncio.wait(self.server_state.tasks, timeout=_GRACE_SECONDS)
+
 
 class Door:
     """ASGI middleware: lets in who may come in, answers others in OpenAI's error shape.
@@ -177,14 +183,29 @@ class Door:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         error = self._error(Headers(scope=scope)) if scope["type"] == "http" else None
-        if error is None:
-            await self._app(scope, receive, send)
+        if error is not None:
+            await _refuse(send, *error_response(error))
             return
-        status, content = error_response(error)
-        body = json.dumps(content).encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        opened: Message | None = None
+
+        async def watched(message: Message) -> None:
+            nonlocal opened
+            opened = opened or message
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except (
+            asyncio.CancelledError
+        ):  # the server stops, and this is the end of the request's task
+            _, body = error_response(EngineError("the server is stopping"))
+            if opened is None:
+                await _refuse(send, 503, body)
+            elif _is_event_stream(opened):
+                event = b"data: %b\n\n" % json.dumps(body).encode()
+                await send({"type": "http.response.body", "body": event})
+            else:
+                raise
 
     def _error(self, headers: Headers) -> ApiError | None:
         if self._is_loopback:
@@ -207,6 +228,18 @@ class Door:
                     status=401,
                 )
         return None
+
+
+def _is_event_stream(start: Message) -> bool:
+    kind = Headers(raw=start["headers"]).get("content-type", "")
+    return kind.startswith("text/event-stream")
+
+
+async def _refuse(send: Send, status: int, content: dict[str, Any]) -> None:
+    body = json.dumps(content).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 def _host_of(value: str) -> str | None:

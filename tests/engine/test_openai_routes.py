@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ HELLO = "héllo 😀"
 HELLO_IDS = [*HELLO.encode(), 257]
 PROMPT = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 PROMPT_IDS = [256, *b"user\nhi", 257, 10, 256, *b"assistant\n"]
-ASK_ALL = {"logprobs": True, "top_logprobs": 0, "return_token_ids": True}
+ASK_ALL: dict[str, Any] = {"logprobs": True, "top_logprobs": 0, "return_token_ids": True}
 
 
 async def test_a_plain_completion_has_openais_shape_and_nothing_more_than_asked(
@@ -433,6 +434,27 @@ async def test_a_held_stream_is_kept_alive_by_comments(endpoint: Endpoint) -> No
     assert response.headers["content-type"].startswith("text/event-stream")
     assert response.headers["cache-control"] == "no-cache"
     assert response.headers["x-accel-buffering"] == "no"
+
+
+async def test_calls_wait_at_the_gate_and_get_the_policy_that_came_meanwhile(
+    endpoint: Endpoint,
+) -> None:
+    endpoint.service.gate.hold()
+    plain = asyncio.ensure_future(endpoint.chat(model="agent"))
+    stream = asyncio.ensure_future(endpoint.post(model="agent", stream=True))
+    unknown = asyncio.ensure_future(endpoint.post(model="agent@0", stream=True))
+    await asyncio.sleep(0.2)  # four times the fixture's keep_alive
+    assert endpoint.asked == []
+    await endpoint.engine.load_adapter(AdapterRef("agent", 4), Path("nowhere"))
+    endpoint.models.publish("agent", 4)
+    endpoint.models.retire("agent", 0)
+    endpoint.service.gate.release()
+    assert (await plain)["art_policy"] == "agent@4"
+    text = (await stream).text
+    assert text.startswith(": held\n\n: held\n\n")
+    assert '"art_policy":"agent@4"' in text
+    *_, last = (await unknown).text.strip().split("\n\n")
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "model_not_found"
 
 
 async def test_events_are_single_lines_of_ascii(endpoint: Endpoint) -> None:

@@ -129,7 +129,7 @@ def play_at_random(rng: random.Random, tokenizer: Tokenizer, turns: int) -> None
         assert prompt.text == tokenizer.decode(prompt.ids.tolist())
         if turn:
             assert prompt.ids.tolist()[: len(rollout.last)] == rollout.last
-            assert prompt.reused == sum(len(r.sampled_ids) for r in rollout.records)
+            assert prompt.reused == len(rollout.last)
         message = rollout.answer(messages, *random_sample(rng, tokenizer))
         messages = [*messages, as_langchain_sends(message) if rng.random() < 0.5 else message]
         results = [
@@ -335,7 +335,30 @@ def test_a_template_that_can_not_be_followed_piece_by_piece_is_named() -> None:
     message = rollout.text([user()], CALL)
     prompt = rollout.prompt([user(), message, {"role": "tool", "content": "r"}])
     assert prompt.reused == 0
-    assert prompt.drift is not None
+    assert prompt.drift == "template does not show messages one by one"
+
+
+def test_an_example_in_the_prompt_that_reads_like_a_sample_stays_as_it_was() -> None:
+    """It was tokenised when nothing was sampled yet, and the next prompt must extend that one."""
+    rollout = Rollout(ThinkingTokenizer(STRIPS_THINKING), None)
+    example = {"role": "assistant", "content": "<call>"}
+    messages = [user("like"), example, user()]
+    message = rollout.answer(messages, [*b"<call>", 257])
+    assert message == example
+    prompt = rollout.prompt([*messages, message, user("b")])
+    assert prompt.ids.tolist()[: len(rollout.last)] == rollout.last
+    assert prompt.ids.tolist().count(261) == 1
+    assert prompt.drift is None
+
+
+def test_an_old_answer_put_in_again_enters_as_its_ids() -> None:
+    rollout = Rollout()
+    first = rollout.answer([user()], [*b"a\xff", 257])
+    history = [user(), first, user("b")]
+    second = rollout.text(history, "two")
+    prompt = rollout.prompt([*history, second, first, user("c")])
+    assert prompt.ids.tolist()[: len(rollout.last)] == rollout.last
+    assert prompt.ids.tolist()[len(rollout.last) :].count(0xFF) == 1
 
 
 def test_texts_are_tokenised_once() -> None:

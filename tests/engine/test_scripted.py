@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +103,14 @@ async def test_closing_the_engine_ends_running_calls() -> None:
         await running
     with pytest.raises(EngineError, match="closed"):
         await all_of(engine, request())
+
+
+def test_the_endpoint_needs_no_torch() -> None:
+    """A rehearsal runs where only the endpoint's own packages are installed."""
+    code = (
+        "import sys, art_core.engine.openai_routes, art_core.engine.serving\n"
+        "import art_core.engine.scripted, art_core.engine.tokenizer, art_core.engine.grammar\n"
+        "print({'torch', 'transformers', 'llguidance', 'pandas'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

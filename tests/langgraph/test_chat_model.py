@@ -558,9 +558,16 @@ def test_outside_the_cache_knows_the_model_behind(monkeypatch: pytest.MonkeyPatc
     ids=["pickle", "deepcopy"],
 )
 def test_copies_are_made_anew(copied: Any) -> None:
-    llm = ChatArt(role="planner", temperature=0.3, max_tokens=9, stream_usage=False, tags=["t"])
+    llm = ChatArt(
+        role="planner",
+        temperature=0.3,
+        max_tokens=9,
+        stream_usage=False,
+        tags=["t"],
+        profile={"max_input_tokens": 512},
+    )
     other = copied(llm)
-    kept = ("role", "temperature", "max_tokens", "stream_usage", "tags")
+    kept = ("role", "temperature", "max_tokens", "stream_usage", "tags", "profile")
     assert {k: getattr(other, k) for k in kept} == {k: getattr(llm, k) for k in kept}
     with recording([completion()]):
         assert other.invoke("hi").content == "ok"
@@ -579,6 +586,9 @@ def test_tokens_are_estimated_without_a_network() -> None:
     assert llm.get_num_tokens("x" * 400) in range(100, 104)
     assert llm.get_num_tokens_from_messages([AIMessage("x" * 400)]) in range(100, 110)
     assert llm.get_num_tokens_from_messages([AIMessage("")], tools=[add]) > 10
+    with pytest.raises(ConfigError, match="custom_get_token_ids"):
+        llm.get_token_ids("x")
+    assert ChatArt(custom_get_token_ids=lambda text: [len(text)]).get_token_ids("xx") == [2]
 
 
 def in_bare_thread(work: Any) -> None:

@@ -1,0 +1,45 @@
+"""A gate that holds calls while the policy changes.
+
+In: `hold` and `release` from any thread. Out: `await wait()` on any event loop returns once the
+gate is open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+
+class Gate:
+    """Open at first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._holds = 0
+        self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+
+    def hold(self) -> None:
+        """Close the gate; each hold wants its own release."""
+        with self._lock:
+            self._holds += 1
+
+    def release(self) -> None:
+        """Take one hold back; with the last one, everything that waits goes on."""
+        with self._lock:
+            self._holds -= 1
+            if self._holds > 0:
+                return
+            waiting, self._waiting = self._waiting, []
+        for loop, event in waiting:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(event.set)
+
+    async def wait(self) -> None:
+        """Return once the gate is open."""
+        while True:
+            event = asyncio.Event()
+            with self._lock:
+                if self._holds == 0:
+                    return
+                self._waiting.append((asyncio.get_running_loop(), event))
+            await event.wait()

@@ -1,0 +1,143 @@
+"""Customers of the shop: what they write, and what a good answer does.
+
+In: a seed. Out: scenarios for training, and held-out ones in other wordings about other orders.
+The reward reads the graph's final state and nothing else, in named parts that sum to at most 1.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_core.messages import AIMessage, AnyMessage
+
+from art_langgraph.quickstart.shop import Order
+
+TOOLS = ("order_status", "refund", "look_up")
+PARTS = {"called": 0.1, "tool": 0.2, "arguments": 0.4, "answer": 0.3}
+"""The reward's parts and what each is worth."""
+
+_FIRST = "Emma Noah Mia Liam Zoe Omar Ivy Hugo Lena Theo Nora Finn Aida Ravi Yuki Sara Ben Cleo".split()
+_LAST = "Stone Rivera Novak Okafor Lind Moreau Haas Tanaka Silva Weber Costa Ito Frost Dahl".split()
+_STATUS = ("shipped", "delivered", "delayed", "cancelled", "packed", "lost")
+
+_TRAIN = {
+    "order_status": (
+        "Where is my order {order_id}?",
+        "Can you tell me the status of order {order_id}?",
+        "I am still waiting for order {order_id}, what is going on?",
+        "Has order {order_id} been sent yet?",
+    ),
+    "refund": (
+        "Please refund {amount} for order {order_id}.",
+        "I want {amount} back for order {order_id}.",
+        "Order {order_id} arrived broken, give me {amount} back.",
+        "Can I get a refund of {amount} on order {order_id}?",
+    ),
+    "look_up": (
+        "Which order did {name} make?",
+        "My name is {name}, what is my order number?",
+        "I lost my order number. I am {name}.",
+        "Please look up the order of {name}.",
+    ),
+}
+_HELD_OUT = {
+    "order_status": (
+        "Hello, any news about order {order_id}?",
+        "When will {order_id} arrive? That is my order.",
+        "I ordered last week, number {order_id}. Where is it?",
+    ),
+    "refund": (
+        "The item in order {order_id} is faulty, I would like my {amount} refunded.",
+        "You owe me {amount} for order {order_id}.",
+        "Send me back {amount}, please. It is order {order_id}.",
+    ),
+    "look_up": (
+        "This is {name}. Can you find my order?",
+        "Do you have an order for {name}?",
+        "What is the number of the order from {name}?",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Customer:
+    """One scenario: a message, and what must be done for it."""
+
+    id: str
+    message: str
+    tool: str
+    arguments: dict[str, str]
+    """What the tool must be given, letter for letter."""
+    fact: str
+    """What the tool returns and the answer must say."""
+
+
+def make_orders(seed: int, count: int) -> list[Order]:
+    """Orders with numbers, names and references of their own."""
+    rng = random.Random(seed)
+    numbers = rng.sample(range(2000, 9999), count)
+    names = rng.sample([f"{a} {b}" for a in _FIRST for b in _LAST], count)
+    references = rng.sample(range(100, 999), count)
+    return [
+        Order(str(number), name, rng.choice(_STATUS), f"R{reference}")
+        for number, name, reference in zip(numbers, names, references, strict=True)
+    ]
+
+
+def make_customers(orders: Sequence[Order], seed: int, *, held_out: bool) -> list[Customer]:
+    """One customer an order, the tools in turn."""
+    rng = random.Random(seed)
+    wordings = _HELD_OUT if held_out else _TRAIN
+    customers = []
+    for i, order in enumerate(orders):
+        name = TOOLS[i % len(TOOLS)]
+        amount = f"{rng.randint(3, 99)}.{rng.choice(('00', '50', '25', '90'))}"
+        given = {"order_id": order.order_id, "amount": amount, "name": order.name}
+        keys = {"order_status": ("order_id",), "refund": ("order_id", "amount"), "look_up": ("name",)}
+        fact = {"order_status": order.status, "refund": order.reference, "look_up": order.order_id}
+        customers.append(
+            Customer(
+                id=f"{'held-out' if held_out else 'train'}-{i}",
+                message=rng.choice(wordings[name]).format(**given),
+                tool=name,
+                arguments={key: given[key] for key in keys[name]},
+                fact=fact[name],
+            )
+        )
+    return customers
+
+
+def judge(customer: Customer, state: Any) -> dict[str, float]:
+    """The reward's parts, each 0 to 1, from the graph's last state (None: it reached none)."""
+    messages: list[AnyMessage] = (state or {}).get("messages", [])
+    calls = [call for m in messages if isinstance(m, AIMessage) for call in m.tool_calls]
+    parts = dict.fromkeys(PARTS, 0.0)
+    if not calls:
+        return parts
+    first = calls[0]
+    parts["called"] = 1.0
+    if first["name"] != customer.tool:
+        return parts
+    parts["tool"] = 1.0
+    right = sum(str(first["args"].get(k)) == v for k, v in customer.arguments.items())
+    extra = len(set(first["args"]) - set(customer.arguments))
+    parts["arguments"] = right / (len(customer.arguments) + extra)
+    last = messages[-1]
+    if parts["arguments"] == 1.0 and len(calls) == 1 and isinstance(last, AIMessage):
+        said = re.findall(r"\w+", last.text.lower())
+        parts["answer"] = float(customer.fact.lower() in said)
+    return parts
+
+
+def total(parts: dict[str, float]) -> float:
+    """The reward."""
+    return sum(PARTS[key] * value for key, value in parts.items())
+
+
+def succeeded(parts: dict[str, float]) -> bool:
+    """Right tool, right arguments, right answer."""
+    return all(value == 1.0 for value in parts.values())

@@ -1,0 +1,124 @@
+"""A small shop in SQLite, the tools over it, and the support agent that uses them.
+
+In: a customer's message. Out: a LangGraph agent (`create_agent`, or the same by hand as a
+StateGraph) that must pick the right tool, copy order numbers, names and amounts from the message
+into it, and say what it returned. Nothing here knows of training.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from langchain.agents import create_agent
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage
+from langchain_core.tools import BaseTool, tool
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode, tools_condition
+
+SYSTEM = "You answer customers of a shop. First call one tool, then tell the customer what it returned."
+
+
+def _example(message: str, tool: str, **arguments: str) -> list[AnyMessage]:
+    call = json.dumps({"name": tool, "arguments": arguments})
+    return [HumanMessage(message), AIMessage(f"<tool_call>\n{call}\n</tool_call>")]
+
+
+EXAMPLES: list[AnyMessage] = [
+    *_example("Please refund 20.50 for order 1002.", "refund", order_id="1002", amount="20.50"),
+    *_example("Which order did Ann Bell make?", "look_up", name="Ann Bell"),
+    *_example("Where is my order 1001?", "order_status", order_id="1001"),
+]
+"""One of each tool, before the customer's message. A small model that never samples a tool by
+itself can't be rewarded for it."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """One row of the shop."""
+
+    order_id: str
+    name: str
+    status: str
+    reference: str
+    """What a refund of it is booked under."""
+
+
+class Shop:
+    """The orders, in a database of their own. Thread-safe: tools run where the graph runs them."""
+
+    def __init__(self, orders: Sequence[Order]) -> None:
+        self._db = sqlite3.connect(":memory:", check_same_thread=False)
+        self._db.execute(
+            "CREATE TABLE orders (order_id TEXT PRIMARY KEY, name TEXT, status TEXT, reference TEXT)"
+        )
+        self._db.executemany(
+            "INSERT INTO orders VALUES (?, ?, ?, ?)",
+            [(o.order_id, o.name, o.status, o.reference) for o in orders],
+        )
+        self._db.commit()
+
+    def find(self, column: str, value: str) -> Order | None:
+        """The order whose `column` ("order_id" or "name") is `value`."""
+        if column not in ("order_id", "name"):
+            raise ValueError(f"no such column: {column!r}")
+        query = f"SELECT * FROM orders WHERE {column} = ?"  # noqa: S608 - one of two names
+        row = self._db.execute(query, (value,)).fetchone()
+        return Order(*row) if row else None
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._db.close()
+
+
+def shop_tools(shop: Shop) -> list[BaseTool]:
+    """The three tools."""
+
+    @tool
+    def order_status(order_id: str) -> str:
+        """Status of an order"""
+        order = shop.find("order_id", order_id)
+        return f"Order {order_id} is {order.status}." if order else f"No order {order_id}."
+
+    @tool
+    def refund(order_id: str, amount: str) -> str:
+        """Refund an amount"""
+        order = shop.find("order_id", order_id)
+        if order is None:
+            return f"No order {order_id}."
+        return f"Refunded {amount}, reference {order.reference}."
+
+    @tool
+    def look_up(name: str) -> str:
+        """Order of a person"""
+        order = shop.find("name", name)
+        return f"{name} has order {order.order_id}." if order else f"No order of {name}."
+
+    return [order_status, refund, look_up]
+
+
+def support_agent(model: BaseChatModel, shop: Shop) -> Any:
+    """The agent, as LangChain makes it."""
+    return create_agent(model, shop_tools(shop), system_prompt=SYSTEM)
+
+
+def support_graph(model: BaseChatModel, shop: Shop) -> Any:
+    """The same agent as a graph made by hand."""
+    tools = shop_tools(shop)
+    bound = model.bind_tools(tools)
+
+    async def agent(state: MessagesState) -> dict[str, Any]:
+        answer = await bound.ainvoke([SystemMessage(SYSTEM), *state["messages"]])
+        return {"messages": [answer]}
+
+    graph = StateGraph(MessagesState)
+    graph.add_node("agent", agent)
+    graph.add_node("tools", ToolNode(tools))
+    graph.add_edge(START, "agent")
+    graph.add_conditional_edges("agent", tools_condition)
+    graph.add_edge("tools", "agent")
+    return graph.compile()

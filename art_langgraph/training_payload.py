@@ -1,0 +1,54 @@
+"""What a graph asks of a policy in training, checked before it is sent.
+
+In: the payload of a call, and its route. Out: an error where it can't be trained on, one warning
+where training samples in its own way. It changes nothing: `art_core.route` does, at the wire.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from art_core.errors import ConfigError
+from art_core.route import Route, overridden
+
+
+class SamplingOverridden(UserWarning):
+    """A setting of the graph gave way to the one that training samples with."""
+
+
+def check_training_payload(payload: Mapping[str, Any], route: Route) -> None:
+    """Refuse or warn of what training does otherwise.
+
+    Raises:
+        ConfigError: several answers are asked for at once.
+    """
+    asked = {**payload, **(payload.get("extra_body") or {})}
+    if (asked.get("n") or 1) > 1:
+        raise ConfigError(
+            "a policy in training answers once a call",
+            got=f"n={asked['n']}",
+            expected="n=1",
+            fix="Call it several times: each answer is then a call of its own.",
+        )
+    _warn_once(overridden(asked, route.target), route)
+
+
+def _warn_once(settings: Mapping[str, Any], route: Route) -> None:
+    """Say once in a process that these settings are not used."""
+    key = repr(sorted(settings.items()))
+    if not settings or key in _WARNED:
+        return
+    _WARNED.add(key)
+    asked = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+    warnings.warn(
+        f"{route.origin} asks for {asked}; training samples with the model's SamplingConfig "
+        f"({route.target.sampling!r}) instead, so that a group's rollouts differ. Evaluation and "
+        "production keep the setting.",
+        SamplingOverridden,
+        stacklevel=3,
+    )
+
+
+_WARNED: set[str] = set()
