@@ -147,10 +147,20 @@ class ModelCall:
         return messages
 
     def with_tokens(
-        self, *, prompt_ids: Ids, sampled_ids: Ids, logprobs: Logprobs, sampling: Sampling, step: int | None
+        self,
+        *,
+        prompt_ids: Ids,
+        sampled_ids: Ids,
+        logprobs: Logprobs,
+        sampling: Sampling,
+        step: int | None,
     ) -> ModelCall:
         """The same call joined with the server's token record."""
         return replace(
-            self, prompt_ids=prompt_ids, sampled_ids=sampled_ids, logprobs=logprobs,
-            sampling=sampling, step=step,
+            self,
+            prompt_ids=prompt_ids,
+            sampled_ids=sampled_ids,
+            logprobs=logprobs,
+            sampling=sampling,
+            step=step,
         )

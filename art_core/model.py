@@ -111,7 +111,9 @@ class Model(BaseModel, Generic[ConfigT]):
                 expected='an OpenAI-compatible endpoint such as "https://api.openai.com/v1"',
                 fix="Give it to art.Model(...), with inference_api_key.",
             )
-        return Target(self.inference_base_url, self.inference_api_key or "none", name)
+        return Target(
+            self.inference_base_url, self.inference_api_key or "none", name, token_data=False
+        )
 
     def get_inference_name(self, step: int | None = None) -> str:
         """The name that the endpoint serves it under.

@@ -14,9 +14,7 @@ from typing import Literal
 EPS = 1e-6
 
 
-def group_advantages(
-    rewards: Sequence[float], *, scale: Literal["none", "group"]
-) -> list[float]:
+def group_advantages(rewards: Sequence[float], *, scale: Literal["none", "group"]) -> list[float]:
     """Reward minus the group's mean; "group" also divides by the population std.
 
     "none" is Dr. GRPO (Liu et al. 2025, arXiv:2503.20783), "group" is GRPO (Shao et al. 2024,

@@ -8,15 +8,16 @@ the group and the trajectory, raised before anything changes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, SupportsFloat
 
+from art_core.backend import Skipped
 from art_core.batch.advantages import are_equal, group_advantages
 from art_core.batch.forest import Sample
-from art_core.backend import Skipped
 from art_core.calls import ModelCall
 from art_core.config import TrainConfig
-from art_core.errors import NoTrainableTokens, RewardError, StaleCall, WrongModel
+from art_core.errors import GroupError, NoTrainableTokens, RewardError, StaleCall, WrongModel
 from art_core.trajectories import Trajectory, TrajectoryGroup
 
 Join = Callable[[Sequence[ModelCall]], Sequence[ModelCall]]
@@ -48,6 +49,7 @@ def select(
         RewardError: a reward is missing, NaN or infinite.
         WrongModel: the calls of a trajectory are another model's.
         StaleCall: a call is older than `config.max_staleness` steps.
+        GroupError: a call has more tokens than a row may have.
         NoTrainableTokens: a completed trajectory has no call whose ids are known.
     """
     samples: list[Sample] = []
@@ -60,28 +62,32 @@ def select(
         if reason is not None:
             skipped.append(Skipped(index, reason, len(group)))
             continue
-        trained += 1
+        before = trajectories
         advantages = group_advantages(rewards, scale=config.scale_rewards)
         for i, (trajectory, advantage) in enumerate(zip(group, advantages, strict=True)):
             where = f"trajectory {i} of group {index}"
             calls = _calls(trajectory, model, join, where)
             kept = [c for c in calls if not (config.mask_truncated and c.finish_reason == "length")]
             if not kept:
-                why = "its calls were all cut by their token limit" if calls else (
-                    f"it ended by {trajectory.ended} before the model said anything"
+                why = (
+                    "its calls were all cut by their token limit"
+                    if calls
+                    else f"it ended by {trajectory.ended} before the model said anything"
                 )
                 skipped.append(Skipped(index, f"trajectory {i}: {why}", 1))
                 continue
             for call in kept:
                 _check_age(call, step, config.max_staleness, where)
+                _check_length(call, config.max_tokens_per_row, where)
                 samples.append(_sample(call, advantage, len(samples), trajectories))
             trajectories += 1
+        trained += trajectories > before
     return Selection(samples, skipped, trained)
 
 
 def _reward(trajectory: Trajectory, group: int, index: int) -> float:
-    reward = trajectory.reward
-    if reward is None or not math.isfinite(reward):
+    reward: Any = trajectory.reward  # whatever the user assigned
+    if not isinstance(reward, SupportsFloat) or not math.isfinite(reward):
         raise RewardError(
             f"reward of trajectory {index} of group {group}",
             got=reward,
@@ -92,11 +98,11 @@ def _reward(trajectory: Trajectory, group: int, index: int) -> float:
 
 
 def _why_not(group: TrajectoryGroup, rewards: Sequence[float]) -> str | None:
+    failed = f" ({len(group.exceptions)} of its rollouts failed)" if group.exceptions else ""
     if not rewards:
-        failed = len(group.exceptions)
-        return f"empty group: all {failed} rollouts failed" if failed else "empty group"
+        return f"the group is empty{failed}"
     if len(rewards) == 1:
-        return "one trajectory only: there is nothing to compare it with"
+        return f"one trajectory only: there is nothing to compare it with{failed}"
     if are_equal(rewards):
         return f"all {len(rewards)} rewards are equal ({rewards[0]:g}): nothing to learn from"
     return None
@@ -105,10 +111,10 @@ def _why_not(group: TrajectoryGroup, rewards: Sequence[float]) -> str | None:
 def _calls(trajectory: Trajectory, model: str, join: Join, where: str) -> list[ModelCall]:
     """The calls to train: those whose Choice the user kept, else all of this model's."""
     chosen = trajectory.chosen_records()
-    calls: Iterable[ModelCall] = trajectory.calls
+    calls = trajectory.calls
     if chosen is not None:
         calls = [c for c in calls if c.key in chosen]
-    joined = [c for c in join(list(calls)) if c.trainable]
+    joined = [c for c in join(calls) if c.trainable]
     ours = [c for c in joined if c.model == model]
     if not ours and joined:
         raise WrongModel(
@@ -118,20 +124,22 @@ def _calls(trajectory: Trajectory, model: str, join: Join, where: str) -> list[M
             fix="Train the model that played, or play with model=this one.",
         )
     if not ours and trajectory.ended == "completed":
-        raise _no_tokens(trajectory, chosen is not None, where)
+        raise _no_tokens(trajectory, calls, where)
     return ours
 
 
-def _no_tokens(trajectory: Trajectory, chosen: bool, where: str) -> NoTrainableTokens:
-    places = sorted({str(c.origin) for c in trajectory.calls})
-    if places:
+def _no_tokens(trajectory: Trajectory, calls: Sequence[ModelCall], where: str) -> NoTrainableTokens:
+    if calls:
+        places = sorted({str(c.origin) for c in calls})
         what = f"{where} has no call whose sampled tokens are known; asked by {', '.join(places)}"
         fix = "Point those nodes at ChatArt, or at an endpoint that returns token ids."
-    elif chosen:
+    elif trajectory.chosen_records():
         what = f"{where} keeps choices that no captured call gave"
         fix = "Keep the Choice objects of model.openai_client() as they came."
     else:
-        what = f"{where} made no call to the model; nodes that ran: {trajectory.metadata.get('nodes')}"
+        nodes = trajectory.metadata.get("nodes")
+        ran = f"; nodes that ran: {nodes}" if nodes else ""
+        what = f"{where} made no call to the model{ran}"
         fix = "Check that the graph's model is ChatArt() or model.openai_client()."
     return NoTrainableTokens(what, fix=fix)
 
@@ -145,8 +153,22 @@ def _check_age(call: ModelCall, step: int, allowed: int, where: str) -> None:
         )
 
 
+def _check_length(call: ModelCall, allowed: int, where: str) -> None:
+    assert call.prompt_ids is not None
+    assert call.sampled_ids is not None
+    computed = len(call.prompt_ids) + len(call.sampled_ids) - 1  # the last one predicts nothing
+    if computed > allowed:
+        raise GroupError(
+            f"a call of {where}, asked by {call.origin}, is too long for a row",
+            got=computed,
+            expected=f"at most max_tokens_per_row={allowed} tokens",
+            fix="Raise TrainConfig(max_tokens_per_row=...), or shorten the rollout.",
+        )
+
+
 def _sample(call: ModelCall, advantage: float, index: int, trajectory: int) -> Sample:
-    assert call.prompt_ids is not None and call.sampled_ids is not None
+    assert call.prompt_ids is not None
+    assert call.sampled_ids is not None
     assert call.logprobs is not None
     return Sample(
         prompt_ids=call.prompt_ids,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import suppress
 
 
 class Gate:
@@ -16,7 +17,7 @@ class Gate:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._holds = 0
-        self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+        self._waiting: dict[asyncio.Event, asyncio.AbstractEventLoop] = {}
 
     def hold(self) -> None:
         """Close the gate; each hold wants its own release."""
@@ -24,14 +25,20 @@ class Gate:
             self._holds += 1
 
     def release(self) -> None:
-        """Take one hold back; with the last one, everything that waits goes on."""
+        """Take one hold back; with the last one, everything that waits goes on.
+
+        Raises:
+            RuntimeError: the gate is not held.
+        """
         with self._lock:
+            if self._holds == 0:
+                raise RuntimeError("release() of a gate that is not held")
             self._holds -= 1
             if self._holds > 0:
                 return
-            waiting, self._waiting = self._waiting, []
-        for loop, event in waiting:
-            if not loop.is_closed():
+            waiting, self._waiting = self._waiting, {}
+        for event, loop in waiting.items():
+            with suppress(RuntimeError):  # that loop is closed, nobody waits there any more
                 loop.call_soon_threadsafe(event.set)
 
     async def wait(self) -> None:
@@ -41,5 +48,9 @@ class Gate:
             with self._lock:
                 if self._holds == 0:
                     return
-                self._waiting.append((asyncio.get_running_loop(), event))
-            await event.wait()
+                self._waiting[event] = asyncio.get_running_loop()
+            try:
+                await event.wait()
+            finally:  # also when it is cancelled
+                with self._lock:
+                    self._waiting.pop(event, None)

@@ -19,6 +19,7 @@ from art_core.engine.base import FinishReason, GenerateRequest
 from art_core.engine.grammar import GrammarMatcher
 from art_core.engine.prefix_cache import Node, PrefixCache
 from art_core.engine.sampling import sample, uniform
+from art_core.errors import EngineError
 from art_core.nn.attention import group_heads, masked, merge, rectangle, ungroup_heads
 from art_core.nn.lora import LoraModel
 
@@ -44,7 +45,7 @@ class Running:
     copied: int = 0
     """Those of them that are copies of prompt stretches; they lie first."""
     spans: list[tuple[int, int]] = field(default_factory=list)
-    """Depths [start, end) of the copied stretches."""
+    """Depths [start, end) of the copied stretches, joined where they touch."""
     cached_tokens: int = 0
     sampled: list[int] = field(default_factory=list)
 
@@ -57,6 +58,15 @@ class Running:
         """True if the stretch beginning at this depth lies in the slot."""
         return any(a <= start < b for a, b in self.spans)
 
+    def hold(self, start: int, end: int) -> int:
+        """Give the stretch at depths [start, end) the next place in the slot; returns the place."""
+        place = self.length
+        self.length = self.copied = place + end - start
+        if self.spans and self.spans[-1][1] == start:
+            start, _ = self.spans.pop()
+        self.spans.append((start, end))
+        return place
+
 
 @dataclass(frozen=True)
 class Event:
@@ -67,21 +77,29 @@ class Event:
     logprobs: list[float]
     finish_reason: FinishReason | None
     cached_tokens: int
+    error: EngineError | None = None
+    """What ended this sequence alone; it has no ids then."""
 
 
 class Lane:
-    """All sequences of one adapter at one step. The caller activates the adapter first."""
+    """All sequences of one adapter at one step. The caller activates the adapter first.
 
-    def __init__(
-        self, model: LoraModel, *, eos_ids: frozenset[int], context_length: int, cache_tokens: int
-    ) -> None:
+    Args:
+        eos_ids: ids that end a sequence.
+        context_length: positions of prompt and sample together.
+    """
+
+    def __init__(self, model: LoraModel, *, eos_ids: frozenset[int], context_length: int) -> None:
         config = model.config
         heads = int(config.num_key_value_heads)
-        head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+        head_dim = int(
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
         self._model = model
-        self._eos = sorted(eos_ids)
+        self._eos = frozenset(i for i in eos_ids if i < model.vocab_size)
+        self._no_eos = torch.ones(model.vocab_size, dtype=torch.bool, device=model.device)
+        self._no_eos[sorted(self._eos)] = False
         self._context = context_length
-        self._cache_tokens = cache_tokens
         self._cache = PrefixCache(model.layers, heads, head_dim, model.dtype, model.device)
         self._running: list[Running] = []  # a sequence's index is its slot
         self._arrivals: list[Running] = []
@@ -92,27 +110,55 @@ class Lane:
     def __len__(self) -> int:
         return len(self._running) + len(self._arrivals)
 
-    def admit(self, request: GenerateRequest, matcher: GrammarMatcher | None) -> int:
-        """Take a request into the next step; returns the prompt positions it adds to it."""
-        ids = request.prompt_ids
-        node = self._cache.insert(ids[:-1])
-        fresh = sum(len(n) for n in node.path() if n.fresh)
-        self._arrivals.append(
-            Running(request, node, int(ids[-1]), matcher, cached_tokens=len(ids) - 1 - fresh)
-        )
-        return fresh
+    @property
+    def cached(self) -> int:
+        """Prompt positions whose keys and values are held."""
+        return self._cache.tokens
 
+    def missing(self, request: GenerateRequest) -> int:
+        """How many prompt positions `admit` would add to the next step."""
+        ids = request.prompt_ids
+        return len(ids) - 1 - self._cache.known(ids[:-1])
+
+    @torch.inference_mode()
+    def admit(self, request: GenerateRequest, matcher: GrammarMatcher | None) -> None:
+        """Take a request into the next step."""
+        ids = request.prompt_ids
+        cached = self._cache.known(ids[:-1])
+        node = self._cache.insert(ids[:-1])
+        self._arrivals.append(Running(request, node, int(ids[-1]), matcher, cached_tokens=cached))
+
+    @torch.inference_mode()
     def cancel(self, request_id: str) -> None:
         """Forget a sequence; unknown ids are ignored."""
-        self._arrivals = [s for s in self._arrivals if s.request.request_id != request_id]
+        for index, arrival in enumerate(self._arrivals):
+            if arrival.request.request_id == request_id:
+                del self._arrivals[index]
+                self._cache.prune(arrival.node, [a.node for a in self._arrivals])
+                return
         for slot, running in enumerate(self._running):
             if running.request.request_id == request_id:
                 self._leave(slot)
                 return
 
+    def trim(self, limit: int) -> None:
+        """Forget prompts that nobody reads until at most `limit` positions are held."""
+        self._cache.evict(limit, [r.node for r in (*self._running, *self._arrivals)])
+
+    def rest(self) -> None:
+        """Give the slots' memory back, if there is no sequence."""
+        if not len(self):
+            self._k = self._v = torch.empty(0)
+
     @torch.inference_mode()
     def step(self) -> list[Event]:
-        """One forward pass: computes the arrivals' prompts and one token of every sequence."""
+        """One forward pass: computes the arrivals' prompts and one token of every sequence.
+
+        Raises:
+            EngineError: logits are not finite. After any exception the lane is of no more use.
+        """
+        if not len(self):
+            return []
         row = self._compose()
         pending = [r.pending for r in self._running]
         ids = np.concatenate([*(node.ids for node, _ in row.fresh), pending]).astype(np.int64)
@@ -147,11 +193,10 @@ class Lane:
         for slot in range(len(self._running) - len(newcomers), len(self._running)):
             running = self._running[slot]
             for node in running.node.path():
-                if len(node) < (SHARE_FROM if len(below[node].slots) > 1 else ALONE_FROM):
-                    copies.append((node, slot, running.length))
-                    running.length += len(node)
-                    running.spans.append((below[node].start, below[node].start + len(node)))
-            running.copied = running.length
+                place = below[node]
+                if len(node) < (SHARE_FROM if len(place.slots) > 1 else ALONE_FROM):
+                    at = running.hold(place.start, place.start + len(node))
+                    copies.append((node, slot, at))
         self._reserve()
         return _StepRow(self._k, self._v, self._running, below, copies)
 
@@ -159,7 +204,9 @@ class Lane:
         """Make the slots' memory wide enough for every running sequence's next position."""
         slots = len(self._running)
         width = max(r.length for r in self._running) + 1
-        have_slots, have_width = (self._k.shape[1], self._k.shape[3]) if self._k.dim() == 5 else (0, 0)
+        have_slots, have_width = (
+            (self._k.shape[1], self._k.shape[3]) if self._k.dim() == 5 else (0, 0)
+        )
         if slots <= have_slots and width <= have_width:
             return
         layers, heads, head_dim = self._slot_shape
@@ -174,43 +221,64 @@ class Lane:
             setattr(self, name, new)
 
     def _sample(self, logits: Tensor) -> list[Event]:
-        settings = [r.request.sampling for r in self._running]
-        noise = [uniform(s.seed or 0, len(r.sampled)) for s, r in zip(settings, self._running, strict=True)]
-        allowed = [self._allowed(r, logits.shape[1]) for r in self._running]
-        ids, logprobs = sample(logits, settings, noise, allowed)
-        events = []
-        ended = []
-        for slot, (running, token, logprob) in enumerate(
-            zip(self._running, ids, logprobs, strict=True)
-        ):
-            running.sampled.append(token)
-            running.pending = token
-            if running.matcher is not None:
-                running.matcher.advance(token)
-            reason = self._finish_reason(running, token)
-            events.append(
-                Event(running.request.request_id, [token], [logprob], reason, running.cached_tokens)
+        allowed = [self._allowed(running) for running in self._running]
+        ids, logprobs = sample(
+            logits,
+            [r.request.sampling for r in self._running],
+            [uniform(r.request.sampling.seed or 0, len(r.sampled)) for r in self._running],
+            [None if isinstance(mask, EngineError) else mask for mask in allowed],
+        )
+        events = [
+            self._refuse(running, mask)
+            if isinstance(mask, EngineError)
+            else self._take(running, token, logprob)
+            for running, mask, token, logprob in zip(
+                self._running, allowed, ids, logprobs, strict=True
             )
-            if reason is not None:
-                ended.append(slot)
-        for slot in reversed(ended):
-            self._leave(slot)
-        self._cache.evict(self._cache_tokens, [r.node for r in self._running])
+        ]
+        for slot in reversed(range(len(events))):
+            if events[slot].finish_reason is not None:
+                self._leave(slot)
         return events
 
-    def _allowed(self, running: Running, vocab: int) -> Tensor | None:
-        mask: Tensor | None = None
+    def _take(self, running: Running, token: int, logprob: float) -> Event:
         if running.matcher is not None:
-            mask = torch.from_numpy(running.matcher.mask()).to(self._model.device)
-            if len(mask) < vocab:  # output rows beyond the tokenizer's ids are never allowed
-                mask = torch.nn.functional.pad(mask, (0, vocab - len(mask)))
-            mask = mask[:vocab]
+            try:
+                running.matcher.advance(token)
+            except EngineError as error:
+                return self._refuse(running, error)
+        running.sampled.append(token)
+        running.pending = token
+        reason = self._finish_reason(running, token)
+        name = running.request.request_id
+        return Event(name, [token], [logprob], reason, running.cached_tokens)
+
+    def _refuse(self, running: Running, error: EngineError) -> Event:
+        """End one sequence whose grammar failed; the others go on."""
+        name = running.request.request_id
+        return Event(name, [], [], "cancelled", running.cached_tokens, error)
+
+    def _allowed(self, running: Running) -> Tensor | EngineError | None:
+        """[V] True where a token may come next; None if all may, an error if it can't be told."""
+        mask = None
+        if running.matcher is not None:
+            try:
+                mask = self._fitted(torch.from_numpy(running.matcher.mask()))
+            except EngineError as error:
+                return error
         if len(running.sampled) < running.request.sampling.min_tokens:
-            if mask is None:
-                mask = torch.ones(vocab, dtype=torch.bool, device=self._model.device)
-            mask = mask.clone()
-            mask[self._eos] = False
+            longer = self._no_eos if mask is None else mask & self._no_eos
+            if mask is None or longer.any():  # where a grammar can only end, it ends
+                mask = longer
         return mask
+
+    def _fitted(self, mask: Tensor) -> Tensor:
+        """A mask over the tokenizer's ids -> [V]; outputs without an id are never allowed."""
+        vocab = len(self._no_eos)
+        mask = torch.nn.functional.pad(mask[:vocab], (0, max(0, vocab - len(mask))))
+        if not mask.any():
+            raise EngineError("the grammar allows no token that the model knows")
+        return mask.to(self._model.device)
 
     def _finish_reason(self, running: Running, token: int) -> FinishReason | None:
         sampling = running.request.sampling
@@ -229,9 +297,9 @@ class Lane:
         running = self._running[slot]
         own = running.length - running.copied
         if own:
-            ids = np.concatenate(
-                [running.request.prompt_ids, np.array(running.sampled, np.int32)]
-            )[: len(running.request.prompt_ids) - 1 + own]
+            ids = np.concatenate([running.request.prompt_ids, np.array(running.sampled, np.int32)])[
+                : len(running.request.prompt_ids) - 1 + own
+            ]
             at = slice(running.copied, running.length)
             self._cache.store(
                 ids.astype(np.int32), self._k[:, slot, :, at], self._v[:, slot, :, at]
@@ -270,8 +338,8 @@ class _StepRow:
         self._at: dict[Node, int] = {}  # row position where a fresh stretch begins
         self._blocks: list[tuple[Node, int, int, bool]] = []  # node, query range, causal
         self.fresh_tokens = 0
-        for node in below:
-            if node.parent is not None and node.parent.parent is None:
+        if any(node.fresh for node in below):
+            for node in [node for node, place in below.items() if place.start == 0]:
                 self._lay(node, below)
         self._shared: list[tuple[Node, Tensor | None]] = []
         for node, place in below.items():
@@ -287,21 +355,22 @@ class _StepRow:
         mask = torch.zeros(beyond.shape, dtype=k.dtype, device=k.device)
         self._mask = mask.masked_fill_(beyond, float("-inf"))[:, None, None, :]
 
-    def _lay(self, node: Node, below: dict[Node, _Below]) -> None:
-        """Give fresh stretches at and below `node` their row positions, depth first."""
-        first = self.fresh_tokens
-        if node.fresh:
-            self._at[node] = first
-            self.fresh.append((node, below[node].start))
-            self.fresh_tokens += len(node)
-            self._blocks.append((node, first, self.fresh_tokens, True))
-        under = self.fresh_tokens
-        slot = len(self._blocks)
-        for child in node.children.values():
-            if child in below:
-                self._lay(child, below)
-        if self.fresh_tokens > under:  # before its children's own blocks, after what is above it
-            self._blocks.insert(slot, (node, under, self.fresh_tokens, False))
+    def _lay(self, top: Node, below: dict[Node, _Below]) -> None:
+        """Give fresh stretches at and below `top` their row positions, depth first."""
+        stack: list[tuple[Node, int | None]] = [(top, None)]
+        while stack:
+            node, under = stack.pop()
+            if under is not None:  # everything below `node` has its place, from `under` on
+                if self.fresh_tokens > under:
+                    self._blocks.append((node, under, self.fresh_tokens, False))
+                continue
+            if node.fresh:
+                self._at[node] = first = self.fresh_tokens
+                self.fresh.append((node, below[node].start))
+                self.fresh_tokens += len(node)
+                self._blocks.append((node, first, self.fresh_tokens, True))
+            stack.append((node, self.fresh_tokens))
+            stack += [(child, None) for child in node.children.values() if child in below]
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """q: [1, Hq, N, D]; k, v: [1, Hkv, N, D] -> [1, N, Hq, D]; stores k and v as it goes."""
@@ -335,8 +404,11 @@ class _StepRow:
         batch = q.shape[1]
         held = slice(0, self._width)
         out, lse = masked(
-            q.transpose(0, 1), self._k[layer][:batch, :, held], self._v[layer][:batch, :, held],
-            self._mask, scale,
+            q.transpose(0, 1),
+            self._k[layer][:batch, :, held],
+            self._v[layer][:batch, :, held],
+            self._mask,
+            scale,
         )
         out, lse = out.transpose(0, 1), lse.transpose(0, 1)
         for node, readers in self._shared:

@@ -7,6 +7,7 @@ token) alone, so a sequence does not depend on what it was batched with beyond f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,9 +15,14 @@ import torch
 from torch import Tensor
 
 from art_core.calls import Sampling
+from art_core.errors import EngineError
 
 _FOLD = 256
 """Vocabulary entries whose probability is summed before the choice among them."""
+_NUCLEUS = 1024
+"""Most likely tokens that are looked at first where top_p is asked for: sorting all is slow."""
+_COLDEST = 1e-6
+"""Lower temperatures count as this one; logits divided by less would overflow."""
 
 
 def uniform(seed: int, index: int) -> float:
@@ -43,38 +49,82 @@ def sample(
         allowed: B; None, or a bool [V] that is True where a token may be chosen.
 
     Returns:
-        B ids and B log-probabilities, of the distribution after temperature, top_k, top_p, min_p
-        and the mask. A greedy token has the one of softmax(logits) under the mask.
+        B ids and B log-probabilities, of the distribution after the mask, temperature, min_p,
+        top_k and top_p, each over what the one before it left. A greedy token has the one of
+        softmax(logits) under the mask.
+
+    Raises:
+        EngineError: logits are not finite, or a mask allows nothing.
     """
-    logits = logits.float()
-    for row, mask in enumerate(allowed):
-        if mask is not None:
-            logits[row] = logits[row].masked_fill(~mask, float("-inf"))
-    temperature = torch.tensor([s.temperature or 1.0 for s in settings], device=logits.device)
-    logprobs = torch.log_softmax(logits / temperature.unsqueeze(1), dim=-1)
+    scores = _masked(logits, allowed)
+    logprobs = torch.log_softmax(_tempered(scores, settings), dim=-1)
+    greedy = [setting.temperature == 0.0 for setting in settings]
     for row, setting in enumerate(settings):
-        if setting.top_k or setting.top_p < 1.0 or setting.min_p:
-            logprobs[row] = _truncate(logprobs[row], setting)
-    ids = _inverse_cdf(logprobs.exp(), torch.tensor(noise, device=logits.device))
-    greedy = torch.tensor([s.temperature == 0.0 for s in settings], device=logits.device)
-    if greedy.any():
-        ids = torch.where(greedy, logits.argmax(-1), ids)
-    picked = logprobs.gather(1, ids.unsqueeze(1)).squeeze(1)
-    return ids.tolist(), picked.tolist()
+        if not greedy[row]:
+            _truncate(logprobs[row], setting)
+    ids = _inverse_cdf(
+        logprobs.exp(), torch.tensor(noise, dtype=torch.float64, device=logits.device)
+    )
+    if any(greedy):
+        ids = torch.where(torch.tensor(greedy, device=logits.device), scores.argmax(-1), ids)
+    picked: list[float] = logprobs.gather(1, ids.unsqueeze(1)).squeeze(1).tolist()
+    if not all(map(math.isfinite, picked)):
+        raise EngineError(
+            "the model's logits are not finite, or no token is allowed",
+            got=[value for value in picked if not math.isfinite(value)],
+            expected="finite log-probabilities",
+            fix="Check the adapter's weights; a lower learning rate keeps them finite.",
+        )
+    return ids.tolist(), picked
 
 
-def _truncate(logprobs: Tensor, setting: Sampling) -> Tensor:
-    """[V] -> [V]: the kept tokens' log-probabilities, renormalised; the rest -inf."""
-    kept = torch.ones_like(logprobs, dtype=torch.bool)
+def _masked(logits: Tensor, allowed: Sequence[Tensor | None]) -> Tensor:
+    """[B, V] -> [B, V] in at least single precision, -inf where a token may not be chosen."""
+    scores = logits if logits.dtype == torch.float64 else logits.float()
+    if any(mask is not None for mask in allowed):
+        scores = scores.clone()
+        for row, mask in enumerate(allowed):
+            if mask is not None:
+                scores[row].masked_fill_(~mask, -math.inf)
+    return scores
+
+
+def _tempered(scores: Tensor, settings: Sequence[Sampling]) -> Tensor:
+    """[B, V] -> [B, V]; greedy rows stay as they are."""
+    temperatures = [max(s.temperature, _COLDEST) if s.temperature else 1.0 for s in settings]
+    if all(temperature == 1.0 for temperature in temperatures):
+        return scores
+    return scores / scores.new_tensor(temperatures).unsqueeze(1)
+
+
+def _truncate(logprobs: Tensor, setting: Sampling) -> None:
+    """Leave min_p, top_k and top_p of logprobs [V], in place and renormalised; the rest is -inf."""
     if setting.min_p:
-        kept &= logprobs >= logprobs.max() + float(np.log(setting.min_p))
-    ordered, order = logprobs.sort(descending=True)
-    if setting.top_k:
-        kept[order[setting.top_k :]] = False
+        least = logprobs.max() + math.log(setting.min_p)
+        logprobs.masked_fill_(logprobs < least, -math.inf)
+    if 0 < setting.top_k < len(logprobs):
+        _keep(logprobs, logprobs.topk(setting.top_k).indices)
     if setting.top_p < 1.0:
-        before = ordered.exp().cumsum(0) - ordered.exp()  # mass of more likely tokens
-        kept[order[before >= setting.top_p]] = False
-    return torch.log_softmax(logprobs.masked_fill(~kept, float("-inf")), dim=-1)
+        _keep(logprobs, _nucleus(logprobs.softmax(-1), setting.top_p))
+    if setting.min_p or setting.top_k or setting.top_p < 1.0:
+        logprobs.copy_(logprobs.log_softmax(-1))
+
+
+def _keep(logprobs: Tensor, tokens: Tensor) -> None:
+    kept = logprobs[tokens]
+    logprobs.fill_(-math.inf)
+    logprobs[tokens] = kept
+
+
+def _nucleus(probs: Tensor, top_p: float) -> Tensor:
+    """[V] -> the most likely tokens, up to and with the one at which their mass reaches top_p."""
+    size = min(_NUCLEUS, len(probs))
+    while True:
+        mass, tokens = probs.topk(size)
+        above = mass.cumsum(0, dtype=torch.float64) - mass  # mass of the more likely tokens
+        if size == len(probs) or above[-1] >= top_p:
+            return tokens[above < top_p]
+        size = min(8 * size, len(probs))
 
 
 def _inverse_cdf(probs: Tensor, noise: Tensor) -> Tensor:
@@ -84,14 +134,19 @@ def _inverse_cdf(probs: Tensor, noise: Tensor) -> Tensor:
     """
     batch, vocab = probs.shape
     padded = torch.nn.functional.pad(probs, (0, -vocab % _FOLD)).view(batch, -1, _FOLD)
-    folds = padded.sum(-1).double().cumsum(-1)  # [B, V / FOLD]
-    point = noise.double() * folds[:, -1]
-    fold = (folds <= point.unsqueeze(1)).sum(-1).clamp_(max=folds.shape[1] - 1)
+    folds = padded.sum(-1).cumsum(-1, dtype=torch.float64)  # [B, V / FOLD]
+    point = noise * folds[:, -1]
+    fold = _passing(folds, point)
     rows = torch.arange(batch, device=probs.device)
     before = torch.where(fold > 0, folds[rows, (fold - 1).clamp_(min=0)], 0.0)
-    inside = padded[rows, fold].double().cumsum(-1)
-    rest = (point - before).unsqueeze(1)
-    at = (inside <= rest).sum(-1)
-    # Rounding may put the point past the fold's end: take its last token of any probability.
-    last = (padded[rows, fold] > 0).long().mul(torch.arange(_FOLD, device=probs.device)).amax(-1)
-    return fold * _FOLD + torch.minimum(at, last)
+    inside = padded[rows, fold].cumsum(-1, dtype=torch.float64)
+    return fold * _FOLD + _passing(inside, point - before)
+
+
+def _passing(sums: Tensor, point: Tensor) -> Tensor:
+    """[B, n], [B] -> [B]: where the running sums pass the point.
+
+    Rounding may put the point past their end: then it is the last place that adds anything.
+    """
+    passed = (sums <= point.unsqueeze(1)).sum(-1)
+    return torch.minimum(passed, (sums < sums[:, -1:]).sum(-1))

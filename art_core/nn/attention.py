@@ -112,20 +112,39 @@ def masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> tuple
 
 
 def _rectangle_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float, causal: bool
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    scale: float,
+    causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v through one rectangle, given the whole row's `out` and `lse`."""
     heads, n, group, d = q.shape
     if not causal:
         flat = (heads, n * group, d)
         dq, dk, dv = _backward(
-            grad.reshape(flat), q.reshape(flat), k, v, out.reshape(flat),
-            lse.reshape(heads, n * group), scale, causal,
+            grad.reshape(flat),
+            q.reshape(flat),
+            k,
+            v,
+            out.reshape(flat),
+            lse.reshape(heads, n * group),
+            scale,
+            causal,
         )
         return dq.view(heads, n, group, d), dk, dv
     dq, dk, dv = _backward(
-        _by_query_head(grad), _by_query_head(q), _repeat(k, group), _repeat(v, group),
-        _by_query_head(out), lse.transpose(1, 2).reshape(heads * group, n), scale, causal,
+        _by_query_head(grad),
+        _by_query_head(q),
+        _repeat(k, group),
+        _repeat(v, group),
+        _by_query_head(out),
+        lse.transpose(1, 2).reshape(heads * group, n),
+        scale,
+        causal,
     )
     return (
         _by_position(dq, heads),
@@ -156,9 +175,7 @@ def _has_kernel(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
-def _forward(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool
-) -> tuple[Tensor, Tensor]:
+def _forward(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
     """q: [H, n, D]; k, v: [H, m, D] -> out [H, n, D], log-sum-exp [H, n]."""
     if _has_kernel(q.device):
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -171,13 +188,27 @@ def _forward(
 
 
 def _backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float, causal: bool
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    scale: float,
+    causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Shapes as `_forward`; `out` and `lse` may be those of more keys than these."""
     if _has_kernel(q.device):
         dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad.unsqueeze(0), q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0),
-            out.unsqueeze(0), lse.unsqueeze(0), 0.0, causal, scale=scale,
+            grad.unsqueeze(0),
+            q.unsqueeze(0),
+            k.unsqueeze(0),
+            v.unsqueeze(0),
+            out.unsqueeze(0),
+            lse.unsqueeze(0),
+            0.0,
+            causal,
+            scale=scale,
         )
         return dq[0], dk[0], dv[0]
     p = (_scores(q, k, scale, causal) - lse.unsqueeze(-1)).exp()
@@ -212,16 +243,20 @@ class _TreeAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(  # type: ignore[override]  # torch's stub takes any number of gradients
-        ctx: Any, grad: Tensor
-    ) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
         for block in ctx.blocks:
             at, keys = slice(block.q0, block.q1), slice(block.k0, block.k1)
             parts = _rectangle_backward(
-                grad[:, at], q[:, at], k[:, keys], v[:, keys], out[:, at], lse[:, at],
-                ctx.scale, block.causal,
+                grad[:, at],
+                q[:, at],
+                k[:, keys],
+                v[:, keys],
+                out[:, at],
+                lse[:, at],
+                ctx.scale,
+                block.causal,
             )
             dq[:, at] += parts[0]
             dk[:, keys] += parts[1]

@@ -1,9 +1,9 @@
-"""Frozen linear layers on CPU through oneDNN, which torch's own float32 path does not use.
+"""Linear layers on CPU through oneDNN, which torch's own float32 path does not use.
 
 In: a model on CPU in float32. Out: the same model, the same weights, each `nn.Linear` replaced by
 one that calls oneDNN in both directions. Results differ by float noise only. Measured on a 2-core
-AVX-512 AMD machine at 576 x 1536 and 2048 rows: 426 against 207 GFLOP/s
-(`benchmarks/embedded_engine.py` shows the effect on whole answers).
+AVX-512 AMD machine at 576 x 1536 and 2048 rows: 426 against 207 GFLOP/s; the gradient of a LoRA
+matrix of rank 8 took 14 ms the usual way, as much as the frozen layer it stands beside.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 
-class FrozenLinear(nn.Linear):
-    """`nn.Linear` whose weight takes no gradient."""
+class OneDnnLinear(nn.Linear):
+    """`nn.Linear` by oneDNN."""
 
     def forward(self, input: Tensor) -> Tensor:
         out: Tensor = _Linear.apply(input, self.weight, self.bias)  # type: ignore[no-untyped-call]  # torch's stub
@@ -25,12 +25,26 @@ class FrozenLinear(nn.Linear):
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.weight = weight
+        ctx.save_for_backward(x if weight.requires_grad else None, weight)
         return _product(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]  # torch's stub takes any number of gradients
-        return _product(grad, ctx.weight.t(), None), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad
+        return (
+            _product(grad, weight.t(), None) if needs_x else None,
+            _weight_gradient(x, grad) if needs_weight else None,
+            grad.reshape(-1, grad.shape[-1]).sum(0) if needs_bias else None,
+        )
+
+
+def _weight_gradient(x: Tensor, grad: Tensor) -> Tensor:
+    """[..., i], [..., o] -> [o, i], with the longer side as the product's columns."""
+    x, grad = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
+    if grad.shape[1] <= x.shape[1]:
+        return _product(grad.t(), x.t(), None)
+    return _product(x.t(), grad.t(), None).t()
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -41,19 +55,19 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def use_onednn(model: nn.Module) -> bool:
-    """Replace the frozen linear layers of a float32 CPU model in place; False where it can't be."""
+    """Replace the linear layers of a float32 CPU model in place; False where it can't be."""
     first = next(model.parameters())
     if (
         first.device.type != "cpu"
         or first.dtype != torch.float32
-        or not torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch's stub
+        or not torch.backends.mkldnn.is_available()
         or not hasattr(torch.ops.mkldnn, "_linear_pointwise")
     ):
         return False
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
-                swapped = FrozenLinear.__new__(FrozenLinear)
+                swapped = OneDnnLinear.__new__(OneDnnLinear)
                 swapped.__dict__ = child.__dict__  # weights, hooks and settings stay the same
                 setattr(parent, name, swapped)
     return True

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,11 +18,16 @@ import torch
 from torch import Tensor
 
 from art_core.config import LoraSettings
-from art_core.errors import BaseModelError, CheckpointError
+from art_core.errors import BaseModelError, CheckpointError, ConfigError
 from art_core.nn import attention
 from art_core.nn.linear import use_onednn
 
 WEIGHTS = "adapter_model.safetensors"
+
+_FILE_PREFIX = "base_model.model."
+"""What peft's files put before the base model's own names."""
+_SCALE = ("r", "lora_alpha", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern")
+"""Settings of an adapter without which its weights mean something else."""
 
 
 class LoraModel:
@@ -33,7 +39,7 @@ class LoraModel:
         self._causal = base.eval().requires_grad_(False)
         use_onednn(self._causal)
         self._head = base.get_output_embeddings()
-        self._peft: Any = None
+        self._tuner: Any = None  # peft's, once there is an adapter
         self._active: str | None = None
         self._trainable = False
         _check_head(self.config)
@@ -99,64 +105,64 @@ class LoraModel:
 
     def adapters(self) -> list[str]:
         """Names of the adapters in memory."""
-        return list(self._peft.peft_config) if self._peft is not None else []
+        return list(self._tuner.peft_config) if self._tuner is not None else []
 
     def create_adapter(self, name: str, settings: LoraSettings, *, seed: int) -> None:
-        """Add a fresh adapter: A from `seed`, B zero, so that it changes nothing yet."""
+        """Add a fresh adapter: A from `seed`, B zero, so that it changes nothing yet.
+
+        Raises:
+            ConfigError: `settings.target_modules` names nothing in the base model.
+        """
         from peft import LoraConfig
 
         target = settings.target_modules
-        self._add(
-            name,
-            LoraConfig(
-                r=settings.rank,
-                lora_alpha=cast(int, settings.alpha),
-                target_modules=target if isinstance(target, str) else list(target),
-                lora_dropout=0.0,
-                bias="none",
-                task_type="CAUSAL_LM",
-                base_model_name_or_path=str(self.path.name),
-            ),
-            seed,
+        config = LoraConfig(
+            r=settings.rank,
+            lora_alpha=cast(int, settings.alpha),  # any number will do
+            target_modules=target if isinstance(target, str) else list(target),
+            lora_dropout=0.0,
+            bias="none",
+            task_type="CAUSAL_LM",
         )
+        try:
+            self._add(name, config, seed)
+        except ValueError as error:
+            raise ConfigError(
+                f"LoRA can't be added to {self.path.name} ({error})",
+                got=target,
+                expected='"all-linear", or names of linear layers such as "q_proj"',
+                fix="Set LoraSettings(target_modules=...).",
+            ) from error
 
     def load_adapter(self, name: str, folder: Path) -> None:
-        """Add the adapter saved in `folder` (peft's format).
+        """Add the adapter saved in `folder` (peft's format), or overwrite the one of that name.
 
         Raises:
-            CheckpointError: the folder is no adapter of this base model.
+            CheckpointError: the folder is no adapter of this base model, or one with other
+                settings than the adapter that is overwritten.
         """
-        from peft import LoraConfig
-        from peft.utils import set_peft_model_state_dict
-        from safetensors.torch import load_file
-
+        config, weights = _read(folder)
+        if name in self.adapters():
+            self._check_scale(name, config, folder)
+            self._fill(name, weights, folder)
+            return
         try:
-            config = LoraConfig.from_pretrained(str(folder))
-            weights = load_file(folder / WEIGHTS)
-        except (OSError, ValueError) as error:
-            raise CheckpointError(
-                f"adapter can't be read ({error})",
-                got=str(folder),
-                expected=f"adapter_config.json and {WEIGHTS}",
-                fix="Choose another step.",
-            ) from error
-        if name not in self.adapters():
             self._add(name, config, seed=0)
-        outcome = set_peft_model_state_dict(self._peft, weights, adapter_name=name)
-        if outcome.unexpected_keys:
+        except ValueError as error:
+            raise _misfit(folder, str(error), self.path.name) from error
+        try:
+            self._fill(name, weights, folder)
+        except CheckpointError:
             self.drop_adapter(name)
-            raise CheckpointError(
-                "adapter has weights that this base model has no place for",
-                got=outcome.unexpected_keys[:3],
-                expected=f"an adapter trained on {self.path.name}",
-                fix="Check base_model.",
-            )
+            raise
 
     def save_adapter(self, name: str, folder: Path) -> None:
         """Write the adapter in peft's format."""
         from safetensors.torch import save_file
 
-        self._peft.peft_config[name].save_pretrained(str(folder))
+        config = copy(self._tuner.peft_config[name])
+        config.base_model_name_or_path = self.path.name  # no path of this machine
+        config.save_pretrained(str(folder))
         weights = {key: value.contiguous() for key, value in self.adapter_weights(name).items()}
         save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
 
@@ -164,21 +170,23 @@ class LoraModel:
         """The adapter's tensors under peft's file keys, in a fixed order."""
         from peft.utils import get_peft_model_state_dict
 
-        state = get_peft_model_state_dict(self._peft, adapter_name=name, save_embedding_layers=False)
-        return dict(sorted(state.items()))
+        state = get_peft_model_state_dict(
+            self._causal, adapter_name=name, save_embedding_layers=False
+        )
+        return {_FILE_PREFIX + key: value for key, value in sorted(state.items())}
 
     def drop_adapter(self, name: str) -> None:
         """Forget the adapter; unknown names are ignored."""
         if name not in self.adapters():
             return
         self.activate(None)
-        self._peft.delete_adapter(name)
+        self._tuner.set_adapter([], inference_mode=True)  # peft warns when it has to choose another
+        self._tuner.delete_adapter(name)
 
     def activate(self, name: str | None) -> None:
         """Answer with this adapter from now on; None is the base model."""
-        if self._peft is None or (name == self._active and not self._trainable):
-            return
-        self._switch(name, trainable=False)
+        if name != self._active or self._trainable:
+            self._switch(name, trainable=False)
 
     @contextmanager
     def training(self, name: str) -> Iterator[list[Tensor]]:
@@ -191,37 +199,109 @@ class LoraModel:
             self._switch(before if before in self.adapters() else None, trainable=False)
 
     def _named_parameters(self, name: str) -> list[tuple[str, Tensor]]:
-        found = [(n, p) for n, p in self._peft.named_parameters() if f".{name}." in n]
+        found = [(n, p) for n, p in self._causal.named_parameters() if f".{name}." in n]
         return sorted(found, key=lambda item: item[0])
 
     def _add(self, name: str, config: Any, seed: int) -> None:
-        from peft import get_peft_model
+        """Put a new adapter into the layers; on a ValueError of peft nothing has changed.
+
+        The tuner alone, without the `PeftModel` around it: that one asks transformers for a
+        deprecated property and writes the base model's path into `config`, with a warning for each.
+        """
+        import peft
+        from peft.tuners.tuners_utils import cast_adapter_dtype
 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            if self._peft is None:
-                self._peft = get_peft_model(self._causal, config, adapter_name=name)
+            if self._tuner is None:
+                self._tuner = peft.LoraModel(self._causal, {name: config}, name)
             else:
-                self._peft.add_adapter(name, config)
-        self._peft.eval()
+                self._tuner.peft_config[name] = config
+                try:
+                    self._tuner.inject_adapter(self._causal, name)
+                except ValueError:
+                    del self._tuner.peft_config[name]
+                    raise
+        cast_adapter_dtype(self._causal, name)
+        self._causal.eval()
+        use_onednn(self._causal)
         self._trainable = True  # peft leaves a fresh adapter trainable
         self.activate(None)
 
+    def _fill(self, name: str, weights: dict[str, Tensor], folder: Path) -> None:
+        from peft.utils import set_peft_model_state_dict
+
+        try:
+            fit: Any = set_peft_model_state_dict(self._causal, weights, adapter_name=name)
+        except RuntimeError as error:  # a shape is wrong
+            raise _misfit(folder, str(error), self.path.name) from error
+        missing = [key for key in fit.missing_keys if f".{name}." in key]
+        if odd := [*fit.unexpected_keys, *missing]:
+            raise _misfit(folder, f"weights without a match: {odd[:3]}", self.path.name)
+
+    def _check_scale(self, name: str, config: Any, folder: Path) -> None:
+        mine = self._tuner.peft_config[name]
+        other = {key: getattr(config, key) for key in _SCALE}
+        wanted = {key: getattr(mine, key) for key in _SCALE}
+        wrong = [key for key in _SCALE if other[key] != wanted[key]]
+        if wrong:
+            raise CheckpointError(
+                f"adapter {folder} was made with other LoRA settings",
+                got={key: other[key] for key in wrong},
+                expected=f"{ {key: wanted[key] for key in wrong} }",
+                fix="Give LoraSettings its rank and alpha, or give the model another name.",
+            )
+
     def _switch(self, name: str | None, *, trainable: bool) -> None:
-        tuner = self._peft.base_model
+        if name is not None and name not in self.adapters():  # peft would answer as the base model
+            raise AssertionError(f"no adapter {name!r} among {self.adapters()}")
         if name is None:
-            tuner.disable_adapter_layers()
+            if self._tuner is not None:
+                self._tuner.disable_adapter_layers()
         else:
-            tuner.enable_adapter_layers()
-            tuner.set_adapter(name, inference_mode=not trainable)
+            self._tuner.enable_adapter_layers()
+            self._tuner.set_adapter(name, inference_mode=not trainable)
             if trainable and not all(p.requires_grad for _, p in self._named_parameters(name)):
                 raise AssertionError(f"adapter {name} is not trainable after set_adapter")
         self._active, self._trainable = name, trainable
 
 
+def _read(folder: Path) -> tuple[Any, dict[str, Tensor]]:
+    """Config and weights of an adapter in peft's format."""
+    from peft import LoraConfig
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        config = LoraConfig.from_pretrained(str(folder))
+        weights = load_file(folder / WEIGHTS)
+    except (OSError, ValueError, TypeError, SafetensorError) as error:
+        raise CheckpointError(
+            f"adapter can't be read ({error})",
+            got=str(folder),
+            expected=f"adapter_config.json and {WEIGHTS}",
+            fix="Choose another step.",
+        ) from error
+    config.base_model_name_or_path = None
+    return config, weights
+
+
+def _misfit(folder: Path, reason: str, base: str) -> CheckpointError:
+    return CheckpointError(
+        f"adapter does not fit the base model ({reason})",
+        got=str(folder),
+        expected=f"an adapter trained on {base}",
+        fix="Check base_model and LoraSettings.",
+    )
+
+
 def _check_head(config: Any) -> None:
     """Rows call the output matrix directly, which is exact only if nothing follows it."""
-    for knob, neutral in (("final_logit_softcapping", None), ("logit_scale", 1.0), ("logits_scaling", 1.0)):
+    for knob, neutral in (
+        ("final_logit_softcapping", None),
+        ("logit_scale", 1.0),
+        ("logits_scaling", 1.0),
+    ):
         value = getattr(config, knob, neutral)
         if value not in (neutral, None):
             raise BaseModelError(

@@ -49,7 +49,11 @@ def entry_logprobs(model: LoraModel, row: Row) -> tuple[Tensor, Tensor]:
         chunk = slice(a, a + HEAD_CHUNK)
         parts.append(
             checkpoint(
-                _head, model, hidden[position[chunk]], target[chunk], temperature[chunk],
+                _head,
+                model,
+                hidden[position[chunk]],
+                target[chunk],
+                temperature[chunk],
                 use_reentrant=False,
             )
         )

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from art_core.batch.advantages import entry_weights
 from art_core.batch.forest import Row, Sample, plant
+from art_core.batch.minibatches import minibatches
 from art_core.config import TrainConfig
 from art_core.errors import ARTError, CheckpointError, TrainingError
 from art_core.nn.lora import LoraModel
@@ -34,7 +34,11 @@ OnProgress = Callable[[int, int], None]
 
 
 class Trainer:
-    """Trains the adapter `name` of `model`; every method runs on the model's owner thread."""
+    """Trains the adapter `name` of `model`; every method runs on the model's owner thread.
+
+    Args:
+        seed: of the order in which trajectories are dealt to minibatches.
+    """
 
     def __init__(self, model: LoraModel, name: str, *, seed: int) -> None:
         self._model = model
@@ -46,16 +50,21 @@ class Trainer:
         self._optimizer = torch.optim.AdamW(self._parameters, lr=0.0)
 
     def step(
-        self, samples: Sequence[Sample], config: TrainConfig, *, on_progress: OnProgress | None = None
+        self,
+        samples: Sequence[Sample],
+        config: TrainConfig,
+        *,
+        on_progress: OnProgress | None = None,
     ) -> dict[str, float]:
         """One train call: `config.minibatches` optimizer steps over `samples`.
 
         Raises:
             GroupError: a sample is too long for a row.
-            TrainingError: the loss or the gradient was not finite. The adapter is unchanged.
+            TrainingError: loss, gradient or new weights were not finite, or torch failed (out of
+                memory). The adapter is unchanged.
         """
         begun = time.perf_counter()
-        parts = self._minibatches(samples, config)
+        parts = self._rows(samples, config)
         total = sum(len(row) for rows in parts for row in rows)
         done = 0
         figures: list[dict[str, float]] = []
@@ -74,23 +83,11 @@ class Trainer:
             "train_seconds": time.perf_counter() - begun,
         }
 
-    def _minibatches(self, samples: Sequence[Sample], config: TrainConfig) -> list[list[Row]]:
-        """Rows of each optimizer step; a trajectory is never split over two."""
-        trajectories = sorted({s.trajectory for s in samples})
-        count = min(config.minibatches, len(trajectories))
-        order = np.array(trajectories)
-        if count > 1:
-            np.random.default_rng([self._seed, self._updates]).shuffle(order)
-        rows = []
-        for chosen in np.array_split(order, count):
-            wanted = set(chosen.tolist())
-            part = [s for s in samples if s.trajectory in wanted]
-            weights = entry_weights(
-                [len(s.sampled_ids) for s in part], [s.trajectory for s in part], config.aggregation
-            )
-            weighted = [replace(s, weight=w) for s, w in zip(part, weights, strict=True)]
-            rows.append(plant(weighted, config.max_tokens_per_row))
-        return rows
+    def _rows(self, samples: Sequence[Sample], config: TrainConfig) -> list[list[Row]]:
+        """Rows of each optimizer step."""
+        key = (self._seed % 2**64, self._updates)
+        parts = minibatches(samples, config, key=key)
+        return [plant(part, config.max_tokens_per_row) for part in parts]
 
     def _settle_old(self, row: Row) -> Row:
         """Old logprobs of distorted entries, taken before the first of several updates."""
@@ -137,6 +134,12 @@ class Trainer:
             )
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
+        if not all(bool(p.isfinite().all()) for p in self._parameters):
+            raise TrainingError(
+                "the update made weights that are not finite",
+                got={"learning_rate": config.learning_rate},
+                fix="The adapter is unchanged. Lower the learning rate.",
+            )
         self._updates += 1
         return {**sums, "grad_norm": norm}
 
@@ -177,7 +180,9 @@ class Trainer:
             self._updates = updates
             if isinstance(error, RuntimeError) and not isinstance(error, ARTError):
                 raise TrainingError(
-                    f"the step failed ({error})", fix="The adapter is unchanged."
+                    f"the step failed ({error})",
+                    fix="The adapter is unchanged. If memory ran out, lower "
+                    "TrainConfig(max_tokens_per_row=...).",
                 ) from error
             raise
 
@@ -198,20 +203,12 @@ class Trainer:
         Raises:
             CheckpointError: the files are no checkpoint of this adapter.
         """
-        from safetensors.torch import load_file
-
         self._model.load_adapter(self._name, folder)
         if not (folder / OPTIMIZER).exists():
+            self._set_moments({})
             return
-        try:
-            state = json.loads((folder / STATE).read_text())
-            self._updates = int(state["updates"])
-            self._seed = int(state["seed"])
-            self._set_moments(load_file(folder / OPTIMIZER))
-        except (OSError, ValueError, KeyError) as error:
-            raise CheckpointError(
-                f"optimizer state can't be read ({error})", got=str(folder), fix="Choose another step."
-            ) from error
+        self._updates, self._seed, moments = _read_state(folder)
+        self._set_moments(moments, source=folder)
 
     def _moments(self) -> dict[str, Tensor]:
         """The optimizer's tensors, by parameter and name."""
@@ -221,8 +218,33 @@ class Trainer:
                 found[f"{i}.{key}"] = value.detach().clone()
         return found
 
-    def _set_moments(self, moments: dict[str, Tensor]) -> None:
-        self._optimizer.state.clear()
+    def _set_moments(self, moments: dict[str, Tensor], *, source: Path | None = None) -> None:
+        state: dict[Tensor, dict[str, Tensor]] = {}
         for key, value in moments.items():
-            index, name = key.split(".", 1)
-            self._optimizer.state[self._parameters[int(index)]][name] = value
+            index, _, name = key.partition(".")
+            parameter = self._parameters[int(index)] if int(index) < len(self._parameters) else None
+            if parameter is None or value.shape not in (parameter.shape, torch.Size()):
+                raise CheckpointError(
+                    f"optimizer state {key} fits no weight of the adapter",
+                    got=str(source),
+                    fix="Choose another step.",
+                )
+            state.setdefault(parameter, {})[name] = value
+        self._optimizer.state.clear()
+        self._optimizer.state.update(state)
+
+
+def _read_state(folder: Path) -> tuple[int, int, dict[str, Tensor]]:
+    """Number of updates, seed and optimizer moments."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        state = json.loads((folder / STATE).read_text("utf-8"))
+        return int(state["updates"]), int(state["seed"]), load_file(folder / OPTIMIZER)
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise CheckpointError(
+            f"optimizer state can't be read ({error})",
+            got=str(folder),
+            fix="Choose another step.",
+        ) from error

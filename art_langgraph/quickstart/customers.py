@@ -12,16 +12,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from langchain_core.messages import AIMessage, AnyMessage
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
 
 from art_langgraph.quickstart.shop import Order
 
 TOOLS = ("order_status", "refund", "look_up")
-PARTS = {"called": 0.1, "tool": 0.2, "arguments": 0.4, "answer": 0.3}
+_ARGUMENTS = {
+    "order_status": ("order_id",),
+    "refund": ("order_id", "amount"),
+    "look_up": ("name",),
+}
+PARTS = {"tool": 0.2, "arguments": 0.3, "answer": 0.5}
 """The reward's parts and what each is worth."""
 
-_FIRST = "Emma Noah Mia Liam Zoe Omar Ivy Hugo Lena Theo Nora Finn Aida Ravi Yuki Sara Ben Cleo".split()
-_LAST = "Stone Rivera Novak Okafor Lind Moreau Haas Tanaka Silva Weber Costa Ito Frost Dahl".split()
+_FIRST = (
+    "Emma", "Noah", "Mia", "Liam", "Zoe", "Omar", "Ivy", "Hugo", "Lena", "Theo", "Nora",
+    "Finn", "Aida", "Ravi", "Yuki", "Sara", "Ben", "Cleo",
+)  # fmt: skip
+_LAST = (
+    "Stone", "Rivera", "Novak", "Okafor", "Lind", "Moreau", "Haas", "Tanaka", "Silva",
+    "Weber", "Costa", "Ito", "Frost", "Dahl",
+)  # fmt: skip
 _STATUS = ("shipped", "delivered", "delayed", "cancelled", "packed", "lost")
 
 _TRAIN = {
@@ -30,18 +41,30 @@ _TRAIN = {
         "Can you tell me the status of order {order_id}?",
         "I am still waiting for order {order_id}, what is going on?",
         "Has order {order_id} been sent yet?",
+        "Order number {order_id}. Is it on its way?",
+        "Hi, how is order {order_id} doing?",
+        "Is {order_id} delivered? It is an order of mine.",
+        "What happened to {order_id}? I ordered it a month ago.",
     ),
     "refund": (
         "Please refund {amount} for order {order_id}.",
         "I want {amount} back for order {order_id}.",
         "Order {order_id} arrived broken, give me {amount} back.",
         "Can I get a refund of {amount} on order {order_id}?",
+        "{order_id} was damaged. Pay me back the {amount}.",
+        "Give back my {amount}. The order was {order_id}.",
+        "I paid {amount} too much on order {order_id}.",
+        "My order {order_id} is incomplete, I want {amount} returned.",
     ),
     "look_up": (
-        "Which order did {name} make?",
-        "My name is {name}, what is my order number?",
-        "I lost my order number. I am {name}.",
         "Please look up the order of {name}.",
+        "My name is {name}, can you look up my order number?",
+        "I lost my order number. I am {name}.",
+        "Which order did {name} make?",
+        "{name} here, which order is mine?",
+        "What is the order number of {name}?",
+        "Find the order that belongs to {name}.",
+        "Is there any order by {name}?",
     ),
 }
 _HELD_OUT = {
@@ -97,14 +120,13 @@ def make_customers(orders: Sequence[Order], seed: int, *, held_out: bool) -> lis
         name = TOOLS[i % len(TOOLS)]
         amount = f"{rng.randint(3, 99)}.{rng.choice(('00', '50', '25', '90'))}"
         given = {"order_id": order.order_id, "amount": amount, "name": order.name}
-        keys = {"order_status": ("order_id",), "refund": ("order_id", "amount"), "look_up": ("name",)}
         fact = {"order_status": order.status, "refund": order.reference, "look_up": order.order_id}
         customers.append(
             Customer(
                 id=f"{'held-out' if held_out else 'train'}-{i}",
                 message=rng.choice(wordings[name]).format(**given),
                 tool=name,
-                arguments={key: given[key] for key in keys[name]},
+                arguments={key: given[key] for key in _ARGUMENTS[name]},
                 fact=fact[name],
             )
         )
@@ -112,25 +134,33 @@ def make_customers(orders: Sequence[Order], seed: int, *, held_out: bool) -> lis
 
 
 def judge(customer: Customer, state: Any) -> dict[str, float]:
-    """The reward's parts, each 0 to 1, from the graph's last state (None: it reached none)."""
-    messages: list[AnyMessage] = (state or {}).get("messages", [])
+    """The reward's parts, each 0 to 1, from the graph's last state (None: it reached none).
+
+    "arguments" pays for copying the customer's words whatever the tool: a ladder from what a small
+    model does by chance to what it should do. "answer" pays only for the whole job.
+    """
+    messages = _since_the_customer((state or {}).get("messages", []))
     calls = [call for m in messages if isinstance(m, AIMessage) for call in m.tool_calls]
     parts = dict.fromkeys(PARTS, 0.0)
     if not calls:
         return parts
-    first = calls[0]
-    parts["called"] = 1.0
-    if first["name"] != customer.tool:
-        return parts
-    parts["tool"] = 1.0
-    right = sum(str(first["args"].get(k)) == v for k, v in customer.arguments.items())
-    extra = len(set(first["args"]) - set(customer.arguments))
-    parts["arguments"] = right / (len(customer.arguments) + extra)
+    name, given = calls[0]["name"], calls[0]["args"]
+    wanted = customer.arguments
+    copied = sum(value in map(str, given.values()) for value in wanted.values())
+    parts["tool"] = float(name == customer.tool)
+    parts["arguments"] = copied / max(len(wanted), len(given))
+    right = name == customer.tool and {k: str(v) for k, v in given.items()} == wanted
     last = messages[-1]
-    if parts["arguments"] == 1.0 and len(calls) == 1 and isinstance(last, AIMessage):
+    if right and len(calls) == 1 and isinstance(last, AIMessage):
         said = re.findall(r"\w+", last.text.lower())
         parts["answer"] = float(customer.fact.lower() in said)
     return parts
+
+
+def _since_the_customer(messages: Sequence[AnyMessage]) -> Sequence[AnyMessage]:
+    """What came after the customer's message; the examples stand before it."""
+    asked = [i for i, message in enumerate(messages) if isinstance(message, HumanMessage)]
+    return messages[asked[-1] + 1 :] if asked else messages
 
 
 def total(parts: dict[str, float]) -> float:

@@ -15,26 +15,39 @@ from typing import Any
 
 from langchain.agents import create_agent
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import BaseTool, tool
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 
-SYSTEM = "You answer customers of a shop. First call one tool, then tell the customer what it returned."
+SYSTEM = (
+    "You answer customers of a shop. First call one tool, then tell the customer what it returned."
+)
 
 
-def _example(message: str, tool: str, **arguments: str) -> list[AnyMessage]:
+def _written(tool: str, **arguments: str) -> AIMessage:
+    """A call as the model writes it."""
     call = json.dumps({"name": tool, "arguments": arguments})
-    return [HumanMessage(message), AIMessage(f"<tool_call>\n{call}\n</tool_call>")]
+    return AIMessage(f"<tool_call>\n{call}\n</tool_call>")
+
+
+def _called(tool: str, **arguments: str) -> AIMessage:
+    """A call as LangChain reads it."""
+    return AIMessage("", tool_calls=[{"name": tool, "args": arguments, "id": "example"}])
 
 
 EXAMPLES: list[AnyMessage] = [
-    *_example("Please refund 20.50 for order 1002.", "refund", order_id="1002", amount="20.50"),
-    *_example("Which order did Ann Bell make?", "look_up", name="Ann Bell"),
-    *_example("Where is my order 1001?", "order_status", order_id="1001"),
+    HumanMessage("Please refund 20.50 for order 1002."),
+    _called("refund", order_id="1002", amount="20.50"),
+    ToolMessage("Refunded 20.50, reference R101.", tool_call_id="example"),
+    AIMessage("Refunded 20.50, reference R101."),
+    HumanMessage("I am Ann Bell. What is my order number?"),
+    _written("look_up", name="Ann Bell"),
+    HumanMessage("Where is my order 1001?"),
+    _written("order_status", order_id="1001"),
 ]
-"""One of each tool, before the customer's message. A small model that never samples a tool by
-itself can't be rewarded for it."""
+"""One of each tool, before the customer's message. What a small model never samples by itself
+can't be rewarded; it sees no more than this of the work, the rest it finds out."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +67,8 @@ class Shop:
     def __init__(self, orders: Sequence[Order]) -> None:
         self._db = sqlite3.connect(":memory:", check_same_thread=False)
         self._db.execute(
-            "CREATE TABLE orders (order_id TEXT PRIMARY KEY, name TEXT, status TEXT, reference TEXT)"
+            "CREATE TABLE orders"
+            " (order_id TEXT PRIMARY KEY, name TEXT, status TEXT, reference TEXT)"
         )
         self._db.executemany(
             "INSERT INTO orders VALUES (?, ?, ?, ?)",
@@ -66,7 +80,7 @@ class Shop:
         """The order whose `column` ("order_id" or "name") is `value`."""
         if column not in ("order_id", "name"):
             raise ValueError(f"no such column: {column!r}")
-        query = f"SELECT * FROM orders WHERE {column} = ?"  # noqa: S608 - one of two names
+        query = f"SELECT * FROM orders WHERE {column} = ?"  # one of two names, see above
         row = self._db.execute(query, (value,)).fetchone()
         return Order(*row) if row else None
 
@@ -79,12 +93,6 @@ def shop_tools(shop: Shop) -> list[BaseTool]:
     """The three tools."""
 
     @tool
-    def order_status(order_id: str) -> str:
-        """Status of an order"""
-        order = shop.find("order_id", order_id)
-        return f"Order {order_id} is {order.status}." if order else f"No order {order_id}."
-
-    @tool
     def refund(order_id: str, amount: str) -> str:
         """Refund an amount"""
         order = shop.find("order_id", order_id)
@@ -94,9 +102,15 @@ def shop_tools(shop: Shop) -> list[BaseTool]:
 
     @tool
     def look_up(name: str) -> str:
-        """Order of a person"""
+        """Order number of a customer"""
         order = shop.find("name", name)
         return f"{name} has order {order.order_id}." if order else f"No order of {name}."
+
+    @tool
+    def order_status(order_id: str) -> str:
+        """Status of an order"""
+        order = shop.find("order_id", order_id)
+        return f"Order {order_id} is {order.status}." if order else f"No order {order_id}."
 
     return [order_status, refund, look_up]
 

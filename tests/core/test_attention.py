@@ -87,6 +87,11 @@ def test_sliding_window_is_refused() -> None:
 
     with pytest.raises(BaseModelError, match="sliding_window"):
         attention.attend(
-            torch.nn.Identity(), torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 1, 1),
-            torch.zeros(1, 1, 1, 1), None, 1.0, sliding_window=128,
+            torch.nn.Identity(),
+            torch.zeros(1, 1, 1, 1),
+            torch.zeros(1, 1, 1, 1),
+            torch.zeros(1, 1, 1, 1),
+            None,
+            1.0,
+            sliding_window=128,
         )

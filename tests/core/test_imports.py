@@ -28,6 +28,8 @@ HEAVY = (
     "art_core.training",
     "art_core.engine.embedded",
     "art_core.engine.generate",
+    "art_core.engine.prefix_cache",
+    "art_core.engine.sampling",
 )
 """Modules that need torch; all others are light."""
 

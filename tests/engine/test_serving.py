@@ -100,7 +100,7 @@ async def test_chat_openai_calls_a_tool_and_goes_on_without_drift(
     endpoint: Endpoint, server: LoopbackServer
 ) -> None:
     """LangChain parses the arguments and dumps them again; the ids stay those that were sampled."""
-    endpoint.says = lambda prompt: "It is 2." if "<tool_response>" in prompt else f"Hm.\n{CALL}"
+    endpoint.says = lambda prompt: "It is 2." if "<|im_start|>tool\n" in prompt else f"Hm.\n{CALL}"
     for streaming in (False, True):
         model = chat_openai(server, streaming=streaming).bind_tools(TOOLS)
         first = await model.ainvoke([HumanMessage("1+1?")])

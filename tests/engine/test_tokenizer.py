@@ -69,22 +69,17 @@ To call a tool, write:
 <tool_call>
 {"name": "now", "arguments": {}}
 </tool_call><|im_end|>
-<|im_start|>user
-<tool_response>
-ra
-</tool_response>
-<tool_response>
-rb
-</tool_response><|im_end|>
+<|im_start|>tool
+ra<|im_end|>
+<|im_start|>tool
+rb<|im_end|>
 <|im_start|>assistant
 So:
 <tool_call>
 {"name": "now", "arguments": {}}
 </tool_call><|im_end|>
-<|im_start|>user
-<tool_response>
-rc
-</tool_response><|im_end|>
+<|im_start|>tool
+rc<|im_end|>
 <|im_start|>assistant
 """
 QWEN_LIKE = (
@@ -125,7 +120,7 @@ def test_tools_open_a_system_turn_of_their_own_where_there_is_none() -> None:
 def test_an_orphan_tool_result_is_rendered() -> None:
     """Case 021: a trimmed history may begin with one."""
     text = ByteTokenizer().render([{"role": "tool", "tool_call_id": "c", "content": "r"}])
-    assert text.startswith("<|im_start|>user\n<tool_response>\nr\n</tool_response><|im_end|>\n")
+    assert text.startswith("<|im_start|>tool\nr<|im_end|>\n")
 
 
 def test_a_template_that_refuses_the_messages_is_a_fault_of_the_request() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("fastapi", reason="art-langgraph[train] is not installed")
+pytest.importorskip("starlette", reason="art-langgraph[train] is not installed")
 
 from langchain.agents import create_agent
 from langchain_openai import ChatOpenAI
@@ -38,7 +38,7 @@ def add(a: int, b: int) -> int:
 
 def script(prompt: str, request: GenerateRequest) -> str:
     """Ask for the sum; then say it. Spells JSON in a way that no library would dump it again."""
-    return "It is 5." if "<tool_response>" in prompt else f"I add.\n{CALL}"
+    return "It is 5." if "<|im_start|>tool\n" in prompt else f"I add.\n{CALL}"
 
 
 class Served:

@@ -1,0 +1,43 @@
+"""The samples of a train call, dealt to its optimizer steps, each with its share of the loss.
+
+In: samples without weights, and a key for the order. Out: one list of weighted samples an
+optimizer step. A trajectory is never split over two. Left out: rows (forest.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from art_core.batch.advantages import entry_weights
+from art_core.batch.forest import Sample
+from art_core.config import TrainConfig
+
+
+def minibatches(
+    samples: Sequence[Sample], config: TrainConfig, *, key: Sequence[int]
+) -> list[list[Sample]]:
+    """Deal whole trajectories to `config.minibatches` parts, as even as can be by their number.
+
+    There are never more parts than trajectories. The weights of a part sum to 1 over its entries.
+
+    Args:
+        key: not negative; the same one deals the same parts. One part alone keeps its order.
+    """
+    trajectories = np.array(sorted({sample.trajectory for sample in samples}))
+    count = min(config.minibatches, len(trajectories))
+    if count > 1:
+        np.random.default_rng(key).shuffle(trajectories)
+    return [
+        _weighted([s for s in samples if s.trajectory in set(part.tolist())], config)
+        for part in np.array_split(trajectories, count)
+    ]
+
+
+def _weighted(samples: Sequence[Sample], config: TrainConfig) -> list[Sample]:
+    weights = entry_weights(
+        [len(s.sampled_ids) for s in samples], [s.trajectory for s in samples], config.aggregation
+    )
+    return [replace(s, weight=w) for s, w in zip(samples, weights, strict=True)]

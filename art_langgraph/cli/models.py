@@ -1,0 +1,48 @@
+"""`art-langgraph model`: base models on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from art_langgraph.cli.console import say
+from art_langgraph.visible import visible
+
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Fetch and look at base models."
+)
+
+
+@app.command()
+def fetch(
+    name: Annotated[str, typer.Argument(help='"owner/name" on the hub, or a folder.')],
+) -> None:
+    """Fetch a base model, if it is not here yet, and say where it lies."""
+    from art_core.nn.base_model import resolve_base_model
+
+    _show(resolve_base_model(name, progress=lambda line: say((visible(line), "dim"))))
+
+
+@app.command()
+def show(
+    folder: Annotated[Path, typer.Argument(help="A folder in Hugging Face format.")],
+) -> None:
+    """Check that a folder holds a whole base model, and say what it is."""
+    _show(folder)
+
+
+def _show(folder: Path) -> None:
+    from art_core.nn.base_model import inspect_base_model
+
+    info = inspect_base_model(folder)
+    for name, value in {
+        "folder": info.path,
+        "architecture": info.architecture,
+        "context length": info.context_length,
+        "vocabulary": info.vocab_size,
+        "weights": info.dtype,
+        "chat template": "its own" if info.has_chat_template else "none",
+    }.items():
+        say((f"{name:<16}", "dim"), visible(str(value)))

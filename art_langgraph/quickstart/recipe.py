@@ -1,0 +1,86 @@
+"""The quickstart's numbers, in one place: who is served, how it learns, when it has learned.
+
+In: a seed, and what the command's options change. Out: one frozen record. A run goes on only with
+the recipe it began with, so that its figures before and after can be compared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from art_core.config import LoraSettings, ModelConfig, SamplingConfig, TrainConfig
+from art_langgraph.quickstart.customers import PARTS
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the shop's agent is trained and examined."""
+
+    seed: int = 0
+    """Makes the shop, its customers, the adapter's first weights and the sampling noise."""
+    base_model: str = "SmolLM2-135M-Instruct"
+    graph: str = "agent"
+    """"agent": LangChain's `create_agent`; "stategraph": the same by hand."""
+
+    groups: int = 6
+    """Customers a step."""
+    group_size: int = 8
+    """Rollouts of each customer."""
+    max_steps: int = 20
+    customers: int = 180
+    """Customers to train on, taken in turn."""
+    held_out: int = 18
+    """Customers who are served before and after, and never else: other wordings, other orders."""
+    checks: int = 9
+    """Customers in held-out wordings by whom it is decided to stop; not among the held-out ones."""
+
+    stop_reward: float = 0.85
+    """From this mean reward of a step on, the checks are made."""
+    stop_success: float = 0.95
+    """Share of the checks that must be right to stop."""
+    stop_tool_success: float = 0.8
+    """Share of each tool's checks that must be right to stop."""
+    check_every: int = 1
+    """Steps between two checks, at least."""
+
+    max_tokens: int = 48
+    """Sampled tokens of one call, at most."""
+    recursion_limit: int = 4
+    """Supersteps of the graph; one call of a tool takes three, and the fourth ends it."""
+    minutes: int = 8
+    """About how long it takes on two cores, download apart."""
+
+    train: TrainConfig = field(
+        default_factory=lambda: TrainConfig(
+            learning_rate=5e-4,
+            scale_rewards="group",
+            entropy_coef=0.02,
+            minibatches=2,
+            max_tokens_per_row=8192,
+        )
+    )
+    lora: LoraSettings = field(default_factory=LoraSettings)
+    sampling: SamplingConfig = field(default_factory=lambda: SamplingConfig(temperature=0.75))
+    """At 1.0 three of four rollouts of so small a model are no calls at all."""
+
+    def quick(self) -> Recipe:
+        """The same in a minute or so: shows that every part works, and teaches nothing."""
+        return replace(
+            self, groups=3, group_size=4, max_steps=2, customers=6, held_out=3, checks=3, minutes=1
+        )
+
+    def model_config(self) -> ModelConfig:
+        """How the model is sampled and adapted."""
+        return ModelConfig(sampling=self.sampling, lora=self.lora, seed=self.seed)
+
+    def settings(self) -> dict[str, Any]:
+        """What must stay the same in a run, ready for JSON; the reward's parts are of it."""
+        plain = {k: v for k, v in vars(self).items() if k not in ("max_steps", "minutes")}
+        return {
+            **plain,
+            "train": self.train.model_dump(mode="json"),
+            "lora": self.lora.model_dump(mode="json"),
+            "sampling": self.sampling.model_dump(mode="json"),
+            "reward_parts": dict(PARTS),
+        }

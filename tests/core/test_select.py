@@ -1,0 +1,267 @@
+"""Which calls of a step are trained, what is skipped, and what bad input gets."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from openai.types.chat.chat_completion import Choice
+
+from art_core.batch.select import Selection, select
+from art_core.calls import ModelCall, Origin
+from art_core.config import TrainConfig
+from art_core.errors import (
+    GroupError,
+    NoTrainableTokens,
+    RewardError,
+    RolloutFailure,
+    StaleCall,
+    WrongModel,
+)
+from art_core.trajectories import Trajectory, TrajectoryGroup
+from tests.core.sample import make_call
+
+NO_IDS: dict[str, Any] = {"prompt_ids": None, "sampled_ids": None, "logprobs": None}
+
+
+def played(reward: Any, *calls: ModelCall, **fields: Any) -> Trajectory:
+    """A trajectory of these calls; without any, of one whole call."""
+    trajectory = Trajectory(calls=list(calls) or [make_call()], **fields)
+    trajectory.reward = reward
+    return trajectory
+
+
+def group(*rewards: Any) -> TrajectoryGroup:
+    return TrajectoryGroup([played(reward) for reward in rewards])
+
+
+def as_they_are(calls: Sequence[ModelCall]) -> Sequence[ModelCall]:
+    return calls
+
+
+def chosen(*groups: TrajectoryGroup, step: int = 2, **config: Any) -> Selection:
+    return select(groups, model="agent", step=step, config=TrainConfig(**config), join=as_they_are)
+
+
+def reasons(selection: Selection) -> list[tuple[int, str, int]]:
+    return [(s.group, s.reason, s.trajectories) for s in selection.skipped]
+
+
+def test_each_call_becomes_a_sample_with_its_trajectorys_advantage() -> None:
+    """Rewards 1 and 0, mean .5; the first trajectory made two calls."""
+    first = played(1, make_call(record_id="a"), make_call(record_id="b", logprobs=[-1, -2, -3]))
+    selection = chosen(TrajectoryGroup([first, played(0, make_call(record_id="c"))]))
+    got = [(s.call, s.trajectory, s.advantage) for s in selection.samples]
+    assert got == [(0, 0, 0.5), (1, 0, 0.5), (2, 1, -0.5)]
+    second = selection.samples[1]
+    assert second.prompt_ids.tolist() == [1, 2, 3, 4]
+    assert second.sampled_ids.tolist() == [5, 6, 0]
+    assert second.logprobs.tolist() == [-1, -2, -3]
+    assert (second.temperature, second.distorted) == (1.0, False)
+    assert (selection.groups, selection.skipped) == (1, [])
+
+
+def test_group_std_is_a_setting() -> None:
+    """(1 - .5) / (.5 + 1e-6) = .999998, arXiv:2402.03300."""
+    selection = chosen(group(1, 0), scale_rewards="group")
+    assert [s.advantage for s in selection.samples] == pytest.approx([0.999998, -0.999998])
+
+
+# --- groups with nothing to learn from -----------------------------------------------------------
+
+
+def test_equal_rewards_are_skipped_and_do_not_dilute_the_others() -> None:
+    """Case 043: the mixed group is as if it were alone, advantages [.75, -.25, -.25, -.25]."""
+    equal, mixed = group(0.5, 0.5, 0.5, 0.5), group(1, 0, 0, 0)
+    alone, both = chosen(mixed), chosen(equal, mixed)
+    assert [s.advantage for s in both.samples] == [0.75, -0.25, -0.25, -0.25]
+    assert len(both.samples) == len(alone.samples)
+    for ours, expected in zip(both.samples, alone.samples, strict=True):
+        assert (ours.call, ours.trajectory) == (expected.call, expected.trajectory)
+    assert (both.groups, alone.groups) == (1, 1)
+    assert reasons(both) == [(0, "all 4 rewards are equal (0.5): nothing to learn from", 4)]
+    assert chosen(equal, equal).samples == []
+
+
+def test_a_group_of_one_is_skipped() -> None:
+    """Case 045, one_left: a std of one, with n - 1 in it, would be NaN."""
+    lonely = TrajectoryGroup([played(0.7)], exceptions=[ValueError("a"), ValueError("b")])
+    assert reasons(chosen(group(0.7), lonely)) == [
+        (0, "one trajectory only: there is nothing to compare it with", 1),
+        (
+            1,
+            "one trajectory only: there is nothing to compare it with (2 of its rollouts failed)",
+            1,
+        ),
+    ]
+
+
+def test_an_empty_group_is_skipped() -> None:
+    """Case 045, none_left."""
+    failed = TrajectoryGroup([RolloutFailure("no", trajectory=Trajectory(calls=[make_call()]))])
+    assert reasons(chosen(TrajectoryGroup(), failed)) == [
+        (0, "the group is empty", 0),
+        (1, "the group is empty (1 of its rollouts failed)", 0),
+    ]
+
+
+def test_no_groups_select_nothing() -> None:
+    assert chosen() == Selection(samples=[], skipped=[], groups=0)
+
+
+# --- rewards -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, None, "1.0", [1.0]])
+def test_a_bad_reward_is_named(bad: Any) -> None:
+    """Case 045, nan_one, inf_one and none_reward: refused by name, never 0 by default."""
+    with pytest.raises(RewardError) as caught:
+        chosen(group(0, 1), group(1.0, bad, 0.0))
+    assert str(caught.value).startswith(
+        f"reward of trajectory 1 of group 1: got {bad!r}, expected a finite number"
+    )
+
+
+@pytest.mark.parametrize(
+    "rewards", [(True, 0, 1, False), (np.float32(1), np.int64(0), np.bool_(True), 0.0)]
+)
+def test_any_number_will_do(rewards: tuple[Any, ...]) -> None:
+    """Case 045, bool_int: mean .5."""
+    assert [s.advantage for s in chosen(group(*rewards)).samples] == [0.5, -0.5, 0.5, -0.5]
+
+
+# --- calls ---------------------------------------------------------------------------------------
+
+
+def test_a_trajectory_without_trainable_tokens_names_the_nodes() -> None:
+    foreign = [make_call(**NO_IDS, origin=Origin(node=node)) for node in ("writer", "planner")]
+    with pytest.raises(NoTrainableTokens) as caught:
+        chosen(TrajectoryGroup([played(1), played(0, *foreign)]))
+    assert str(caught.value) == (
+        "trajectory 1 of group 0 has no call whose sampled tokens are known; asked by planner, "
+        "writer. Point those nodes at ChatArt, or at an endpoint that returns token ids."
+    )
+
+
+def test_a_trajectory_without_calls_names_the_nodes_that_ran() -> None:
+    bare = Trajectory(reward=0.0, metadata={"nodes": ["plan", "act"]})
+    with pytest.raises(NoTrainableTokens, match=r"made no call .* ran: \['plan', 'act'\]"):
+        chosen(TrajectoryGroup([played(1), bare]))
+    with pytest.raises(NoTrainableTokens, match=r"trajectory 1 of group 0 made no call to the m"):
+        chosen(TrajectoryGroup([played(1), Trajectory(reward=0.0)]))
+
+
+def test_a_call_that_sampled_nothing_is_not_trained() -> None:
+    silent = make_call(sampled_ids=[], logprobs=[])
+    selection = chosen(TrajectoryGroup([played(1), played(0, make_call(), silent)]))
+    assert len(selection.samples) == 2
+
+
+def test_a_rollout_that_ended_before_the_model_spoke_is_skipped_with_its_end() -> None:
+    """Its reward still counts in the mean: (1 + 1 + 0) / 3."""
+    early = Trajectory(reward=0.0, ended="context_overflow")
+    selection = chosen(TrajectoryGroup([played(1), early, played(1)]))
+    assert [s.advantage for s in selection.samples] == pytest.approx([1 / 3, 1 / 3])
+    assert [s.trajectory for s in selection.samples] == [0, 1]
+    assert reasons(selection) == [
+        (0, "trajectory 1: it ended by context_overflow before the model said anything", 1)
+    ]
+
+
+def test_faults_of_the_policy_train() -> None:
+    """Dropping them would be survivor bias."""
+    cut_off = played(0, ended="recursion_limit")
+    assert len(chosen(TrajectoryGroup([played(1), cut_off])).samples) == 2
+
+
+def test_calls_of_another_model_are_refused_by_name() -> None:
+    other = played(0, make_call(model="planner"))
+    with pytest.raises(WrongModel, match=r"trajectory 1 of group 0: got \['planner'\], .*'agent'"):
+        chosen(TrajectoryGroup([played(1), other]))
+
+
+def test_of_several_models_only_ours_is_trained() -> None:
+    both = played(0, make_call(model="planner"), make_call(record_id="ours"))
+    selection = chosen(TrajectoryGroup([played(1), both]))
+    assert [s.advantage for s in selection.samples] == [0.5, -0.5]
+
+
+@pytest.mark.parametrize("step", [2, 4, 6])
+def test_calls_may_be_as_old_as_allowed(step: int) -> None:
+    """The calls are of step 2, max_staleness is 4."""
+    assert len(chosen(group(1, 0), step=step).samples) == 2
+
+
+def test_staler_calls_are_refused_by_name() -> None:
+    with pytest.raises(StaleCall) as caught:
+        chosen(group(1, 0), step=7)
+    assert str(caught.value) == (
+        "a call of trajectory 0 of group 0 was answered by step 2, 5 steps ago, expected at most "
+        "max_staleness=4 steps behind step 7. "
+        "Gather anew, or raise TrainConfig(max_staleness=...)."
+    )
+    assert len(chosen(group(1, 0), step=7, max_staleness=5).samples) == 2
+
+
+def test_a_call_longer_than_a_row_is_named() -> None:
+    """14 prompt ids and 4 sampled ones are 17 positions: the last one predicts nothing."""
+    long = make_call(prompt_ids=[1] * 14, sampled_ids=[1] * 4, logprobs=[0] * 4)
+    groups = TrajectoryGroup([played(1), played(0, long)])
+    with pytest.raises(GroupError, match=r"trajectory 1 of group 0, asked by agent, .* got 17"):
+        chosen(groups, max_tokens_per_row=16)
+    assert len(chosen(groups, max_tokens_per_row=17).samples) == 2
+
+
+def test_truncated_calls_train_unless_masked() -> None:
+    cut = make_call(record_id="cut", finish_reason="length")
+    groups = TrajectoryGroup([played(1, make_call(), cut), played(0, cut), played(0)])
+    assert len(chosen(groups).samples) == 4
+    masked = chosen(groups, mask_truncated=True)
+    assert [s.trajectory for s in masked.samples] == [0, 1]
+    assert [s.advantage for s in masked.samples] == pytest.approx([2 / 3, -1 / 3])
+    assert reasons(masked) == [(0, "trajectory 1: its calls were all cut by their token limit", 1)]
+
+
+def test_a_group_whose_every_call_is_masked_is_not_counted_as_trained() -> None:
+    cut = make_call(finish_reason="length")
+    selection = chosen(TrajectoryGroup([played(1, cut), played(0, cut)]), mask_truncated=True)
+    assert (selection.samples, selection.groups, len(selection.skipped)) == ([], 0, 2)
+
+
+# --- kept choices, joined records ----------------------------------------------------------------
+
+
+def choice(record_id: str) -> Choice:
+    return Choice.model_validate(
+        {
+            "index": 0,
+            "finish_reason": "stop",
+            "message": {"role": "assistant", "content": "Hello"},
+            "art_record_id": record_id,
+        }
+    )
+
+
+def test_kept_choices_say_which_calls_are_trained() -> None:
+    calls = [make_call(record_id="a"), make_call(record_id="b")]
+    picked = played(1, *calls, messages_and_choices=[choice("b")])
+    selection = chosen(TrajectoryGroup([picked, played(0)]))
+    assert len(selection.samples) == 2
+
+
+def test_a_choice_that_no_call_gave_is_refused() -> None:
+    lost = played(1, make_call(record_id="a"), messages_and_choices=[choice("elsewhere")])
+    with pytest.raises(NoTrainableTokens, match=r"0 of group 0 keeps choices that no captured"):
+        chosen(TrajectoryGroup([lost, played(0)]))
+
+
+def test_calls_without_ids_are_joined_before_they_are_chosen() -> None:
+    whole = make_call()
+
+    def join(calls: Sequence[ModelCall]) -> list[ModelCall]:
+        return [whole if call.prompt_ids is None else call for call in calls]
+
+    groups = [TrajectoryGroup([played(1, make_call(**NO_IDS)), played(0)])]
+    selection = select(groups, model="agent", step=2, config=TrainConfig(), join=join)
+    assert [s.sampled_ids.tolist() for s in selection.samples] == [[5, 6, 0]] * 2
