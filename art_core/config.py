@@ -43,6 +43,10 @@ class TrainConfig(_Config):
     """One reinforcement-learning step."""
 
     learning_rate: float = Field(5e-6, gt=0.0)
+    trained_share_power: float = Field(0.0, ge=0.0)
+    """The learning rate is multiplied by (trained / all trajectories of the step) ** this. Late in
+    a run most groups are all equal; with 0, the few that are left move the policy as far as a
+    whole step does, with 1 in proportion."""
     scale_rewards: Literal["none", "group"] = "none"
     """Advantages are reward minus the group's mean; "group" divides them by its std (GRPO)."""
     epsilon: float = Field(0.2, gt=0.0)

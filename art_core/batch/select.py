@@ -33,6 +33,8 @@ class Selection:
     skipped: list[Skipped]
     groups: int
     """Groups that are trained."""
+    share: float
+    """Of all trajectories, those that are trained."""
 
 
 def select(
@@ -82,7 +84,8 @@ def select(
                 samples.append(_sample(call, advantage, len(samples), trajectories))
             trajectories += 1
         trained += trajectories > before
-    return Selection(samples, skipped, trained)
+    everyone = sum(len(group) for group in groups)
+    return Selection(samples, skipped, trained, trajectories / everyone if everyone else 0.0)
 
 
 def _reward(trajectory: Trajectory, group: int, index: int) -> float:

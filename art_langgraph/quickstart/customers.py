@@ -35,6 +35,8 @@ _LAST = (
 )  # fmt: skip
 _STATUS = ("shipped", "delivered", "delayed", "cancelled", "packed", "lost")
 
+_OPENINGS = ("", "", "", "Hi. ", "Good morning. ", "Sorry to ask. ")
+_CLOSINGS = ("", "", "", " Thanks!", " Please help.", " It is urgent.")
 _TRAIN = {
     "order_status": (
         "Where is my order {order_id}?",
@@ -42,9 +44,13 @@ _TRAIN = {
         "I am still waiting for order {order_id}, what is going on?",
         "Has order {order_id} been sent yet?",
         "Order number {order_id}. Is it on its way?",
-        "Hi, how is order {order_id} doing?",
+        "How is order {order_id} doing?",
         "Is {order_id} delivered? It is an order of mine.",
         "What happened to {order_id}? I ordered it a month ago.",
+        "My order is {order_id} and I wonder when it comes.",
+        "Please check on {order_id}.",
+        "Did you ship {order_id}?",
+        "I want to know about order {order_id}.",
     ),
     "refund": (
         "Please refund {amount} for order {order_id}.",
@@ -55,6 +61,10 @@ _TRAIN = {
         "Give back my {amount}. The order was {order_id}.",
         "I paid {amount} too much on order {order_id}.",
         "My order {order_id} is incomplete, I want {amount} returned.",
+        "You charged {amount} twice for {order_id}.",
+        "I sent {order_id} back to you. I should get {amount}.",
+        "Order {order_id} is not what I bought. Return {amount} to me.",
+        "{amount} of order {order_id} should come back to my card.",
     ),
     "look_up": (
         "Please look up the order of {name}.",
@@ -63,8 +73,12 @@ _TRAIN = {
         "Which order did {name} make?",
         "{name} here, which order is mine?",
         "What is the order number of {name}?",
-        "Find the order that belongs to {name}.",
+        "Search the order that belongs to {name}.",
         "Is there any order by {name}?",
+        "I forgot my number. My name is {name}.",
+        "Who am I? {name}. What did I order?",
+        "Tell me the order that {name} placed.",
+        "Look for {name} in your orders.",
     ),
 }
 _HELD_OUT = {
@@ -84,6 +98,7 @@ _HELD_OUT = {
         "What is the number of the order from {name}?",
     ),
 }
+"""Wordings that no customer of the training uses."""
 
 
 @dataclass(frozen=True)
@@ -121,10 +136,13 @@ def make_customers(orders: Sequence[Order], seed: int, *, held_out: bool) -> lis
         amount = f"{rng.randint(3, 99)}.{rng.choice(('00', '50', '25', '90'))}"
         given = {"order_id": order.order_id, "amount": amount, "name": order.name}
         fact = {"order_status": order.status, "refund": order.reference, "look_up": order.order_id}
+        message = rng.choice(wordings[name]).format(**given)
+        if not held_out:
+            message = rng.choice(_OPENINGS) + message + rng.choice(_CLOSINGS)
         customers.append(
             Customer(
                 id=f"{'held-out' if held_out else 'train'}-{i}",
-                message=rng.choice(wordings[name]).format(**given),
+                message=message,
                 tool=name,
                 arguments={key: given[key] for key in _ARGUMENTS[name]},
                 fact=fact[name],

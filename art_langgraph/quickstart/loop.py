@@ -46,7 +46,7 @@ class Desk:
             {"messages": [*EXAMPLES, ("user", customer.message)]},
             model=self.model,
             config={"recursion_limit": self.recipe.recursion_limit},
-            evaluation=evaluation,  # keeps the agent's temperature=0; training samples at 1
+            evaluation=evaluation,  # keeps the agent's temperature=0; training explores
             metadata={"customer": customer.id, "tool": customer.tool},
         )
         parts = judge(customer, trajectory.state)

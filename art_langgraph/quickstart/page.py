@@ -2,7 +2,7 @@
 
 In: a report, and each held-out customer with the trajectories before and after. Out: HTML. What the
 model wrote is text there, letter for letter, whatever it wrote. Left out: the curve (chart.py), the
-look (page.css, put into the page).
+frame and the look (page.html and page.css, put into one).
 """
 
 from __future__ import annotations
@@ -40,9 +40,8 @@ class Encounter:
 
 def page(report: Report, encounters: Sequence[Encounter]) -> str:
     """The page."""
-    look = files("art_langgraph.quickstart").joinpath("page.css").read_text("utf-8")
-    return _PAGE.substitute(
-        look=look,
+    return Template(_resource("page.html")).substitute(
+        look=_resource("page.css"),
         title=f"Quickstart: {_headline(report)}",
         eyebrow=_text(f"{report['settings']['base_model']}, seed {report['seed']}"),
         headline=_headline(report),
@@ -59,6 +58,10 @@ def page(report: Report, encounters: Sequence[Encounter]) -> str:
             f'<th scope="col">{_text(name)}</th>' for name in report["reward_parts"]
         ),
     )
+
+
+def _resource(name: str) -> str:
+    return files("art_langgraph.quickstart").joinpath(name).read_text("utf-8")
 
 
 # --- what was reached
@@ -271,64 +274,3 @@ def _step_rows(report: Report) -> Iterator[str]:
 def _text(text: str) -> str:
     """Text of whomever, as text."""
     return escape(visible(text))
-
-
-_PAGE = Template("""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy"
- content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
-<link rel="icon" href="data:,">
-<title>$title</title>
-<style>
-$look</style>
-</head>
-<body>
-<header>
-<p class="eyebrow">art-langgraph quickstart <span>$eyebrow</span></p>
-<h1>$headline</h1>
-<p class="lead">$lead</p>
-<dl class="tiles">$tiles</dl>
-</header>
-<main>
-<section>
-<h2>How the reward rose</h2>
-<figure><div class="wide" tabindex="0">$curve</div>
-<figcaption><ul class="legend">$legend</ul></figcaption></figure>
-</section>
-<section>
-<h2>Tool by tool</h2>
-<div class="wide" tabindex="0"><table class="tools">
-<thead><tr><th scope="col">Tool</th><th scope="col" class="num">Customers</th>
-<th scope="col">Served right before</th><th scope="col">after</th>
-<th scope="col" class="num">Reward before</th><th scope="col" class="num">after</th></tr></thead>
-<tbody>$tools</tbody>
-</table></div>
-</section>
-<section>
-<h2>The same customers, before and after</h2>
-<p class="note">All of them, first those served wrong before and right after. A reward is
-the sum of its parts:</p>
-<ul class="worth">$parts</ul>
-$encounters
-</section>
-<section>
-<h2>How it ran</h2>
-<dl class="facts">$facts</dl>
-<details><summary>Every step in figures</summary>
-<div class="wide" tabindex="0"><table class="steps">
-<thead><tr><th scope="col" class="num">Step</th><th scope="col">reward</th>$step_heads
-<th scope="col">entropy</th><th scope="col">seconds</th></tr></thead>
-<tbody>$steps</tbody>
-</table></div>
-</details>
-</section>
-</main>
-<footer>All figures are in <code>report.json</code> beside this page; every trajectory, token for
-token, is in the run folder.</footer>
-</body>
-</html>
-""")

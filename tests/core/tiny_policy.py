@@ -80,8 +80,9 @@ class _Norm(nn.Module):
         self.weight, self.eps = like.weight, like.variance_epsilon
 
     def forward(self, x: Tensor) -> Tensor:
-        scaled: Tensor = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
-        return scaled * self.weight
+        scaled = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
+        out: Tensor = scaled * self.weight
+        return out
 
 
 def reference_logprobs(model: Any, sample: Sample) -> tuple[Tensor, Tensor]:

@@ -257,7 +257,8 @@ class Conformance:
 
     @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
     async def test_a_token_limit_ends_the_answer(self, served: Served, field: str) -> None:
-        done = await served.chat(**{field: 5}, extra={"min_tokens": 5})
+        limit: dict[str, Any] = {field: 5}
+        done = await served.chat(**limit, extra={"min_tokens": 5})
         assert len(ids_of(done)) == len(logprobs_of(done)) == 5
         assert done.choices[0].finish_reason == "length"
 
@@ -282,10 +283,11 @@ class Conformance:
         assert done.usage.total_tokens == done.usage.prompt_tokens + done.usage.completion_tokens
 
     async def test_a_prompt_that_does_not_fit_is_openais_error(self, served: Served) -> None:
-        for body in (
+        bodies: list[dict[str, Any]] = [
             {"text": "x y " * served.context_length},
             {"text": "hi", "max_tokens": served.context_length},
-        ):
+        ]
+        for body in bodies:
             with pytest.raises(openai.BadRequestError) as refused:
                 await served.chat(**body)
             assert refused.value.code == "context_length_exceeded"
