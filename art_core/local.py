@@ -9,12 +9,15 @@ last whole step in the module, on disk and behind the endpoint.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
+import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -30,7 +33,7 @@ from art_core.engine.model_registry import ModelRegistry
 from art_core.engine.openai_routes import create_app
 from art_core.engine.serving import LoopbackServer
 from art_core.engine.tokenizer import HFTokenizer
-from art_core.errors import ConfigError, ModelNotRegistered
+from art_core.errors import ConfigError, ModelNotRegistered, TrainingError
 from art_core.model import TrainableModel
 from art_core.nn.base_model import resolve_base_model
 from art_core.nn.lora import LoraModel
@@ -38,11 +41,13 @@ from art_core.nn.memory import keep_freed_memory
 from art_core.progress import progress
 from art_core.records import RecordStore
 from art_core.rundir import RunDir
-from art_core.runlog import log_step
+from art_core.runlog import log_step, summarize
 from art_core.training.trainer import Trainer
 from art_core.trajectories import TrajectoryGroup
+from art_core.trajectory_files import write_trajectories
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass
@@ -64,18 +69,13 @@ class _Run:
     run: RunDir
     serving: _Serving
     trainer: Trainer
+    adapter: str
+    """Name of its live adapter in the module."""
     step: int
-    training: asyncio.Lock
-
-    @property
-    def adapter(self) -> str:
-        """Name of its adapter in the module."""
-        return adapter_name(self.model)
-
-
-def adapter_name(model: TrainableModel) -> str:
-    """The module's name for the live adapter of `model`; module names take no dots."""
-    return f"live_{model.project}_{model.name}".replace(".", "_")
+    training: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by the train call under way."""
+    stop: threading.Event = field(default_factory=threading.Event)
+    """Asks the step under way to end before its end."""
 
 
 class LocalBackend:
@@ -92,6 +92,7 @@ class LocalBackend:
         self._servings: dict[str, _Serving] = {}
         self._runs: dict[tuple[str, str], _Run] = {}
         self._registering = asyncio.Lock()
+        self._adapters = count()
 
     async def __aenter__(self) -> LocalBackend:
         return self
@@ -105,7 +106,8 @@ class LocalBackend:
         Raises:
             BaseModelError: the base model is unknown, damaged or of a kind that can't be used.
             RunLocked: another process holds the run folder.
-            ConfigError: another model of this backend has this name on the same base model.
+            CheckpointError: the latest checkpoint does not fit `art_config.lora`.
+            ConfigError: the name is taken, or the model was registered with other settings.
         """
         if self._path is not None:
             model.base_path = self._path
@@ -113,6 +115,7 @@ class LocalBackend:
             known = self._runs.get(_key(model))
             if known is None:
                 known = self._runs[_key(model)] = await self._open(model)
+            _check_same(known.model, model)
             return Inference(
                 base_url=known.serving.server.base_url, api_key="local", model_name=model.name
             )
@@ -122,13 +125,18 @@ class LocalBackend:
     ) -> TrainResult:
         """As `Backend.train`; writes metrics and trajectories of the split "train".
 
+        Cancelled, it stops the step at the next row and ends when the old step is whole again.
+
         Raises:
             GroupError: a kind of it names what can't be trained; nothing has changed.
             TrainingError: the step failed; the last whole step goes on serving.
             CheckpointError: the step could not be saved; as above.
+            RunFolderError: the trajectories can't be written, and nothing was trained; or they
+                are there and the step was learned, but its metrics can't be written.
         """
         run = self._run(model)
         async with run.training:
+            self._run(model)  # it may have been closed while this call waited
             selection = select(
                 groups,
                 model=model.name,
@@ -136,17 +144,9 @@ class LocalBackend:
                 config=config,
                 join=lambda calls: join_records(calls, run.serving.service.records),
             )
-            result = (
-                await self._learn(run, selection, config)
-                if selection.samples
-                else TrainResult(run.step, trained=False, skipped=tuple(selection.skipped))
-            )
-            for skip in result.skipped:
-                _log.info("group %d is not trained: %s", skip.group, skip.reason)
-            played = run.step - 1 if result.trained else run.step
-            metrics = {**result.metrics, "trained": result.trained, "skipped": len(result.skipped)}
-            await asyncio.to_thread(log_step, run.run, "train", played, groups, metrics)
-            return result
+            run.stop = threading.Event()
+            step = asyncio.create_task(self._step(run, groups, selection, config))
+            return await _to_its_end(step, run.stop)
 
     async def get_step(self, model: TrainableModel) -> int:
         """As `Backend.get_step`."""
@@ -178,15 +178,17 @@ class LocalBackend:
         return gone
 
     async def close(self) -> None:
-        """As `Backend.close`."""
+        """As `Backend.close`; a step under way is stopped."""
         runs, self._runs = list(self._runs.values()), {}
         servings, self._servings = list(self._servings.values()), {}
-        for serving in servings:
-            await asyncio.to_thread(serving.server.stop)
-            await serving.engine.close()
-            serving.service.records.close()
         for run in runs:
-            run.run.close()
+            run.stop.set()
+        try:
+            for serving in servings:
+                await _shut(serving)
+        finally:
+            for run in runs:
+                _close(run.run)
 
     def _run(self, model: TrainableModel) -> _Run:
         run = self._runs.get(_key(model))
@@ -198,15 +200,9 @@ class LocalBackend:
         return run
 
     async def _open(self, model: TrainableModel) -> _Run:
-        for other in self._runs.values():
-            if other.model.name == model.name and other.model.base_model == model.base_model:
-                raise ConfigError(
-                    "two projects serve a model under one name",
-                    got=model.name,
-                    expected="a name of its own for each model on a base model",
-                    fix="Rename one, or use a LocalBackend for each.",
-                )
         path = await asyncio.to_thread(resolve_base_model, model.base_model, progress=_log.info)
+        known = self._servings.get(str(path))
+        self._check_name(model, known)
         folder = await asyncio.to_thread(
             RunDir.open,
             model.base_path,
@@ -215,37 +211,63 @@ class LocalBackend:
             base_model=model.base_model,
             config=model.art_config.model_dump(mode="json"),
         )
+        atexit.register(folder.close)  # a script's end is no crash
+        serving = known
         try:
-            serving = self._servings.get(str(path))
             if serving is None:
                 serving = await asyncio.to_thread(
                     _serve, model.base_model, path, folder.records, model.art_config.engine
                 )
-                self._servings[str(path)] = serving
-            return await self._load(model, folder, serving)
+            run = await self._load(model, folder, serving)
         except BaseException:
-            folder.close()
+            if serving is not None and known is None:
+                await _shut(serving)
+            _close(folder)
             raise
+        self._servings[str(path)] = serving
+        return run
+
+    def _check_name(self, model: TrainableModel, serving: _Serving | None) -> None:
+        """A name stands for one policy at an endpoint."""
+        if model.name in (model.base_model, serving and serving.base_model):
+            raise ConfigError(
+                "a model has the name of its base model",
+                got=model.name,
+                expected="a name of its own",
+                fix="Rename the model.",
+            )
+        for other in self._runs.values():
+            if other.serving is serving and other.model.name == model.name:
+                raise ConfigError(
+                    "two projects serve a model under one name",
+                    got=f"{model.name!r} of {model.project!r} and {other.model.project!r}",
+                    expected="a name of its own for each model on a base model",
+                    fix="Rename one, or use a LocalBackend for each.",
+                )
 
     async def _load(self, model: TrainableModel, folder: RunDir, serving: _Serving) -> _Run:
         """The latest whole checkpoint in the module and behind the endpoint; step 0 if none."""
-        settings, name = model.art_config, adapter_name(model)
+        settings, name = model.art_config, f"live{next(self._adapters)}"
         found = await asyncio.to_thread(checkpoints.latest, folder)
 
         def load(module: LoraModel) -> tuple[Trainer, int]:
             module.create_adapter(name, settings.lora, seed=settings.seed)
-            trainer = Trainer(module, name, seed=settings.seed)
-            step = 0
-            if found is None:
-                checkpoints.save(folder, 0, trainer.save)
-            else:
-                trainer.load(found.path)
-                step = found.step
+            try:
+                trainer = Trainer(module, name, seed=settings.seed)
+                step = 0
+                if found is None:
+                    checkpoints.save(folder, 0, trainer.save)
+                else:
+                    trainer.load(found.path)
+                    step = found.step
+            except BaseException:
+                module.drop_adapter(name)
+                raise
             serving.engine.adopt(AdapterRef(model.name, step), name)
             return trainer, step
 
         trainer, step = await serving.engine.exclusive(load)
-        run = _Run(model, folder, serving, trainer, step, asyncio.Lock())
+        run = _Run(model, folder, serving, trainer, name, step)
         for saved in checkpoints.steps(folder):
             if saved <= step:
                 await self._serve_step(run, saved)
@@ -262,27 +284,58 @@ class LocalBackend:
             run.model.name, step, seed=settings.seed, sampling=settings.sampling
         )
 
+    async def _step(
+        self,
+        run: _Run,
+        groups: Sequence[TrajectoryGroup],
+        selection: Selection,
+        config: TrainConfig,
+    ) -> TrainResult:
+        """Keep what was played, learn from it, keep the figures."""
+        played = run.step
+        means = summarize(groups) if groups else {}
+        if groups:
+            await asyncio.to_thread(write_trajectories, run.run, "train", played, groups)
+        result = TrainResult(played, trained=False, skipped=tuple(selection.skipped))
+        if selection.samples:
+            result = await self._learn(run, selection, config)
+        for skip in result.skipped:
+            _log.info("group %d is not trained: %s", skip.group, skip.reason)
+        figures = {
+            **means,
+            **result.metrics,
+            "trained": result.trained,
+            "skipped": len(result.skipped),
+        }
+        await asyncio.to_thread(log_step, run.run, "train", played, (), figures)
+        return result
+
     async def _learn(self, run: _Run, selection: Selection, config: TrainConfig) -> TrainResult:
         """Train, save, serve."""
         step = run.step + 1
         begun = time.perf_counter()
-        saved: list[Path] = []
-        rate = config.learning_rate * selection.share**config.trained_share_power
-        config = config.model_copy(update={"learning_rate": rate})
+        stop = run.stop
 
-        def learn(module: LoraModel) -> dict[str, float]:
+        def learn(module: LoraModel) -> tuple[dict[str, float], Path]:
             with run.trainer.undone_on_error(), progress("train", shown=self._show_progress) as bar:
-                metrics = run.trainer.step(
-                    selection.samples, config, on_progress=lambda a, b: bar.show(a, b, "positions")
-                )
-                saved.append(checkpoints.save(run.run, step, run.trainer.save))
+
+                def tell(done: int, total: int) -> None:
+                    if stop.is_set():
+                        raise TrainingError(
+                            "the step was stopped before its end",
+                            fix="Nothing has changed; the same groups can be trained again.",
+                        )
+                    bar.show(done, total, "positions")
+
+                metrics = run.trainer.step(selection.samples, config, on_progress=tell)
+                path = checkpoints.save(run.run, step, run.trainer.save)
             run.serving.engine.adopt(AdapterRef(run.model.name, step), run.adapter)
-            return metrics
+            run.step = step
+            return metrics, path
 
         run.serving.service.gate.hold()
         try:
-            metrics = await run.serving.engine.exclusive(learn)
-            run.step = step
+            metrics, path = await run.serving.engine.exclusive(learn)
             await self._serve_step(run, step)
         finally:
             run.serving.service.gate.release()
@@ -292,12 +345,23 @@ class LocalBackend:
             metrics={
                 **metrics,
                 "groups_trained": selection.groups,
-                "learning_rate": rate,
                 "step_seconds": time.perf_counter() - begun,
             },
             skipped=tuple(selection.skipped),
-            checkpoint_path=str(saved[0]),
+            checkpoint_path=str(path),
         )
+
+
+async def _to_its_end(task: asyncio.Task[T], stop: threading.Event) -> T:
+    """Await `task`. A cancellation asks it to stop, and is raised when it has ended."""
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        stop.set()
+        await asyncio.wait({task})
+        if not task.cancelled() and task.exception() is not None:
+            _log.info("a cancelled step ended: %s", task.exception())
+        raise
 
 
 def join_records(calls: Sequence[ModelCall], records: RecordStore) -> list[ModelCall]:
@@ -325,10 +389,43 @@ def _serve(name: str, path: Path, records: Path, config: EngineConfig) -> _Servi
     torch.set_flush_denormal(True)
     model = LoraModel.load(path)
     tokenizer = HFTokenizer(path)
+    store = RecordStore(records)
     engine = EmbeddedEngine(model, tokenizer, base_model=name, config=config)
-    service = ChatService(engine, RecordStore(records), ModelRegistry(name))
-    server = LoopbackServer(create_app(service)).start()
+    service = ChatService(engine, store, ModelRegistry(name))
+    try:
+        server = LoopbackServer(create_app(service)).start()
+    except BaseException:
+        asyncio.run(engine.close())
+        store.close()
+        raise
     return _Serving(name, model, engine, service, server)
+
+
+async def _shut(serving: _Serving) -> None:
+    """Stop answering: first the endpoint, then what stands behind it."""
+    try:
+        await asyncio.to_thread(serving.server.stop)
+    finally:
+        await serving.engine.close()
+        serving.service.records.close()
+
+
+def _close(folder: RunDir) -> None:
+    folder.close()
+    atexit.unregister(folder.close)
+
+
+def _check_same(known: TrainableModel, model: TrainableModel) -> None:
+    """A model registered again is the one that is served."""
+    for name in ("base_model", "art_config"):
+        old, new = getattr(known, name), getattr(model, name)
+        if old != new:
+            raise ConfigError(
+                f"model {model.name!r} is registered with another {name}",
+                got=new,
+                expected=repr(old),
+                fix="Close the backend first, or give the model another name.",
+            )
 
 
 def _key(model: TrainableModel) -> tuple[str, str]:

@@ -82,7 +82,7 @@ def run_quickstart(
     recipe = replace(recipe, max_steps=steps or recipe.max_steps)
     _check_installed()
     _check_folder(out)
-    model, run = _model(recipe, path, quick=quick, fresh=fresh)
+    model, run = choose_run(recipe, path, quick=quick, fresh=fresh)
     journal = Journal(model, recipe)
     introduce(recipe, run, journal)
     if not journal.finished:
@@ -115,7 +115,7 @@ def _train(
         run(session())
 
 
-def _model(
+def choose_run(
     recipe: Recipe, path: Path, *, quick: bool, fresh: bool
 ) -> tuple[art.TrainableModel, RunDir]:
     """The model, under the name of the newest run of this kind, or of a fresh one."""

@@ -6,6 +6,7 @@ letter for letter. Left out: bars (`art_core.progress`), and the report's page.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,8 @@ from art_langgraph.visible import visible
 _BUILT = {"agent": "LangChain's create_agent", "stategraph": "a StateGraph"}
 _WHO = max(map(len, (*TOOLS, "assistant"))) + 2
 """Characters of the column that says who speaks."""
+_ROOM = 30
+"""Characters of a line that a narrow terminal must leave for a text to be set in."""
 _BAR = 20
 """Characters of a reward's bar."""
 
@@ -170,7 +173,11 @@ def _show_conversation(trajectory: art.Trajectory) -> None:
 
 def _show_turn(who: str, text: str) -> None:
     """One turn; the lines after the first are set in as far as the first."""
-    say((who, "dim"), visible(text).replace("\n", "\n" + " " * len(who)))
+    out = console()
+    lines = visible(text).split("\n")
+    if out.is_terminal and (room := out.width - len(who)) >= _ROOM:
+        lines = [part for line in lines for part in textwrap.wrap(line, room) or [""]]
+    say((who, "dim"), ("\n" + " " * len(who)).join(lines))
 
 
 def _bar(share: float) -> Iterator[Part]:

@@ -67,8 +67,17 @@ class Recipe:
 
     def quick(self) -> Recipe:
         """The same in a minute or so: shows that every part works, and teaches nothing."""
+        gentle = self.train.learning_rate / 20  # so few rollouts would lead it astray
         return replace(
-            self, groups=3, group_size=4, max_steps=2, customers=6, held_out=3, checks=3, minutes=1
+            self,
+            groups=3,
+            group_size=4,
+            max_steps=2,
+            customers=6,
+            held_out=3,
+            checks=3,
+            minutes=1,
+            train=self.train.model_copy(update={"learning_rate": gentle}),
         )
 
     def model_config(self) -> ModelConfig:

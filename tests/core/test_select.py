@@ -107,7 +107,7 @@ def test_an_empty_group_is_skipped() -> None:
 
 
 def test_no_groups_select_nothing() -> None:
-    assert chosen() == Selection(samples=[], skipped=[], groups=0)
+    assert chosen() == Selection(samples=[], skipped=[], groups=0, share=0.0)
 
 
 # --- rewards -------------------------------------------------------------------------------------
@@ -265,3 +265,8 @@ def test_calls_without_ids_are_joined_before_they_are_chosen() -> None:
     groups = [TrajectoryGroup([played(1, make_call(**NO_IDS)), played(0)])]
     selection = select(groups, model="agent", step=2, config=TrainConfig(), join=join)
     assert [s.sampled_ids.tolist() for s in selection.samples] == [[5, 6, 0]] * 2
+
+
+def test_the_share_counts_trajectories_of_all_groups() -> None:
+    """Three of the seven: the equal group and the lonely one are not trained."""
+    assert chosen(group(0, 1, 1), group(1, 1, 1), group(0.5)).share == 3 / 7

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import threading
 import time
-import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,22 +17,17 @@ import pytest
 pytest.importorskip("torch", reason="art-langgraph[train] is not installed")
 
 import torch
-from torch import Tensor
 
 from art_core.calls import Sampling
-from art_core.config import EngineConfig, LoraSettings
+from art_core.config import EngineConfig
 from art_core.engine import embedded
 from art_core.engine.base import AdapterRef, Delta, GenerateRequest
 from art_core.engine.embedded import EmbeddedEngine
 from art_core.engine.generate import Lane
-from art_core.engine.openai_routes import ChatService, ModelRegistry, create_app
-from art_core.engine.serving import LoopbackServer
 from art_core.engine.tokenizer import HFTokenizer
 from art_core.errors import ContextOverflow, EngineError
 from art_core.nn.lora import LoraModel
-from art_core.records import RecordStore
 from tests.engine.conformance import (
-    ENDLESS,
     JSON_FORMAT,
     Conformance,
     Served,
@@ -42,105 +35,7 @@ from tests.engine.conformance import (
     logprobs_of,
     prompt_of,
 )
-
-STEPS = (0, 1, 2)
-NAMES = [*(f"agent@{step}" for step in STEPS), "other@5"]
-
-
-def write_adapters(base: Path, folder: Path, scale: float) -> dict[str, Path]:
-    """Adapters on disk in peft's format, for `NAMES`; they change the answers by `scale`."""
-    model = LoraModel.load(base)
-    saved = {}
-    for seed, name in enumerate(NAMES):
-        module_name = name.replace("@", "_")
-        model.create_adapter(module_name, LoraSettings(rank=4), seed=seed)
-        generator = torch.Generator().manual_seed(seed)
-        with model.training(module_name) as parameters, torch.no_grad():
-            for parameter in parameters:
-                noise = torch.randn(parameter.shape, generator=generator)
-                parameter += scale * noise / parameter.shape[1] ** 0.5
-        saved[name] = folder / name
-        saved[name].mkdir()
-        model.save_adapter(module_name, saved[name])
-    return saved
-
-
-class Plain:
-    """The policies as transformers and peft run them: a sequence alone, no cache."""
-
-    def __init__(self, base: Path, adapters: dict[str, Path]) -> None:
-        from peft import PeftModel
-        from transformers import AutoModelForCausalLM
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # peft's, about transformers
-            model = AutoModelForCausalLM.from_pretrained(base, attn_implementation="sdpa")
-            first, *others = adapters
-            self._model: Any = PeftModel.from_pretrained(model, adapters[first], first)
-            for name in others:
-                self._model.load_adapter(adapters[name], name)
-        self._model.eval()
-        self._names = set(adapters)
-
-    def logits(self, name: str, prompt: Sequence[int], sampled: Sequence[int]) -> Tensor:
-        """[S, V]: what predicts each sampled id."""
-        ids = torch.tensor([[*prompt, *sampled]])
-        with torch.no_grad():
-            if name in self._names:
-                self._model.set_adapter(name)
-                logits = self._model(input_ids=ids, use_cache=False).logits
-            else:
-                with self._model.disable_adapter():
-                    logits = self._model(input_ids=ids, use_cache=False).logits
-        found: Tensor = logits[0, len(prompt) - 1 : -1]
-        return found
-
-
-class House:
-    """An engine with its endpoint, `agent` live at step 2 and the other steps on disk."""
-
-    def __init__(self, base: Path, adapters: dict[str, Path], **config: Any) -> None:
-        settings = EngineConfig(threads=1, **config)
-        tokenizer = HFTokenizer(base)
-        self.engine = EmbeddedEngine(
-            LoraModel.load(base), tokenizer, base_model="base", config=settings
-        )
-        self.records = RecordStore(None)
-        models = ModelRegistry("base")
-        self.service = ChatService(self.engine, self.records, models)
-        asyncio.run(self._publish(models, adapters))
-        self.server = LoopbackServer(create_app(self.service)).start()
-
-    async def _publish(self, models: ModelRegistry, adapters: dict[str, Path]) -> None:
-        for name, path in adapters.items():
-            model, step = name.split("@")
-            ref = AdapterRef(model, int(step))
-            await self.engine.load_adapter(ref, path)
-            models.publish(model, int(step))
-
-        def live(module: LoraModel) -> None:
-            module.load_adapter("live", adapters["agent@2"])
-            self.engine.adopt(AdapterRef("agent", 2), "live")
-
-        await self.engine.exclusive(live)
-
-    def served(self, plain: Plain, noise: float) -> Served:
-        return Served(
-            base_url=self.server.base_url,
-            base_model="base",
-            policies=list(NAMES),
-            latest={"agent": "agent@2", "other": "other@5"},
-            logits=plain.logits,
-            noise=noise,
-            context_length=self.engine.context_length,
-            eos_ids=self.engine.tokenizer.eos_ids,
-            decode=self.engine.tokenizer.decode,
-        )
-
-    def close(self) -> None:
-        self.server.stop()
-        asyncio.run(self.engine.close())
-        self.records.close()
+from tests.engine.house import NAMES, House, Plain, write_adapters
 
 
 @pytest.fixture(scope="module")
@@ -206,6 +101,7 @@ async def test_a_client_that_leaves_frees_its_place(house: House, plain: Plain) 
         async for _ in stream:
             break
         await stream.close()
+        await until(lambda: house.engine.running == 0)
         asking = asyncio.ensure_future(
             client.chat.completions.create(extra_headers=rollout, **body)
         )
@@ -674,8 +570,9 @@ async def test_all_lanes_share_one_limit_of_cached_prompts(tiny_llama: Path, ada
     engine = await start(tiny_llama, cache_tokens=30)
     for name in NAMES:
         await engine.load_adapter(ref(name), adapters[name])
-    for name in [None, *NAMES]:
-        await collect(engine, request(list(range(19)), name, min_tokens=6))
+    everyone: list[str | None] = [None, *NAMES]
+    for model in everyone:
+        await collect(engine, request(list(range(19)), model, min_tokens=6))
     lanes = [policy.lane for policy in engine._policies.values()]
     assert sum(lane.cached for lane in lanes) <= 30
     deltas = [d async for d in engine.generate(request(list(range(19)), NAMES[-1]))]
@@ -735,56 +632,3 @@ async def test_calls_that_come_while_it_closes_are_all_told(tiny_llama: Path) ->
         await asyncio.to_thread(thread.join, 20)
     assert len(told) == 4
     assert all("closed" in text for text in told)
-
-
-# On a real model
-
-
-@pytest.fixture(scope="module")
-def real(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[House, Plain]]:
-    adapters = write_adapters(smollm2, tmp_path_factory.mktemp("real-adapters"), scale=0.02)
-    made = House(smollm2, adapters)
-    yield made, Plain(smollm2, adapters)
-    made.close()
-
-
-@pytest.mark.model
-async def test_smollm2_answers_json_by_a_schema(real: tuple[House, Plain]) -> None:
-    house, plain = real
-    served = house.served(plain, noise=2e-4)
-    question = "Is a sunny holiday good or bad? Are you sure? Answer in JSON."
-    done = await served.chat("base", question, response_format=JSON_FORMAT, max_tokens=60)
-    answer = json.loads(done.choices[0].message.content or "")
-    assert answer.keys() == {"mood", "sure"}
-    record_id = done.system_fingerprint or ""
-    assert house.records.get([record_id])[record_id, 0].sampling.distorted
-
-
-@pytest.mark.model
-async def test_smollm2_ends_its_turn_by_itself(real: tuple[House, Plain]) -> None:
-    house, plain = real
-    served = house.served(plain, noise=2e-4)
-    done = await served.chat("base", "Say hello.", temperature=0, max_tokens=ENDLESS)
-    assert done.choices[0].finish_reason == "stop"
-    assert ids_of(done)[-1] in served.eos_ids
-
-
-@pytest.mark.model
-async def test_smollm2_under_its_adapters_is_what_peft_computes(
-    real: tuple[House, Plain],
-) -> None:
-    """float32 noise of a batch, DESIGN section 8: at most 2e-4 nats, 1e-5 on average."""
-    house, plain = real
-    served = house.served(plain, noise=2e-4)
-    names = ["base", *NAMES]
-    done = await asyncio.gather(
-        *(served.chat(name, f"Question {i}?", max_tokens=12) for i, name in enumerate(names))
-    )
-    differences: list[float] = []
-    for name, answer in zip(names, done, strict=True):
-        ids = ids_of(answer)
-        logits = plain.logits(name, prompt_of(answer), ids).log_softmax(-1)
-        wanted = logits[torch.arange(len(ids)), ids].tolist()
-        differences += [abs(a - b) for a, b in zip(logprobs_of(answer), wanted, strict=True)]
-    assert max(differences) <= 2e-4
-    assert np.mean(differences) <= 1e-5

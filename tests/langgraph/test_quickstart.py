@@ -219,7 +219,9 @@ async def test_both_graphs_make_the_same_calls(served: Target, tool: str) -> Non
     for build in (support_agent, support_graph):
         shop = Shop(clientele.orders)
         asked: Any = {"messages": [*EXAMPLES, ("user", customer.message)]}
-        trajectory = await rollout(build(ChatArt(max_tokens=SMALL.max_tokens), shop), asked, model=served)
+        trajectory = await rollout(
+            build(ChatArt(max_tokens=SMALL.max_tokens), shop), asked, model=served
+        )
         assert succeeded(judge(customer, trajectory.state))
         played.append(trajectory)
         shop.close()
@@ -321,7 +323,8 @@ async def test_a_run_learns_stops_when_it_has_and_is_measured_on_strangers(tmp_p
     assert journal.after is not None
     assert (journal.before.step, journal.after.step) == (0, 2)
     assert journal.before.success == pytest.approx(1 / 3)
-    assert (journal.after.success, journal.after.reward) == (1.0, pytest.approx(1.0))
+    assert journal.after.success == 1.0
+    assert journal.after.reward == pytest.approx(1.0)
     assert [t.success for t in journal.before.tools.values()].count(1.0) == 1
     assert set(journal.phases) == {"load", "before", "learn", "after"}
     assert journal.first_reward_seconds is not None
