@@ -35,8 +35,6 @@ _LAST = (
 )  # fmt: skip
 _STATUS = ("shipped", "delivered", "delayed", "cancelled", "packed", "lost")
 
-_OPENINGS = ("", "", "", "Hi. ", "Good morning. ", "Sorry to ask. ")
-_CLOSINGS = ("", "", "", " Thanks!", " Please help.", " It is urgent.")
 _TRAIN = {
     "order_status": (
         "Where is my order {order_id}?",
@@ -47,10 +45,6 @@ _TRAIN = {
         "How is order {order_id} doing?",
         "Is {order_id} delivered? It is an order of mine.",
         "What happened to {order_id}? I ordered it a month ago.",
-        "My order is {order_id} and I wonder when it comes.",
-        "Please check on {order_id}.",
-        "Did you ship {order_id}?",
-        "I want to know about order {order_id}.",
     ),
     "refund": (
         "Please refund {amount} for order {order_id}.",
@@ -61,24 +55,16 @@ _TRAIN = {
         "Give back my {amount}. The order was {order_id}.",
         "I paid {amount} too much on order {order_id}.",
         "My order {order_id} is incomplete, I want {amount} returned.",
-        "You charged {amount} twice for {order_id}.",
-        "I sent {order_id} back to you. I should get {amount}.",
-        "Order {order_id} is not what I bought. Return {amount} to me.",
-        "{amount} of order {order_id} should come back to my card.",
     ),
     "look_up": (
-        "Please look up the order of {name}.",
-        "My name is {name}, can you look up my order number?",
-        "I lost my order number. I am {name}.",
-        "Which order did {name} make?",
-        "{name} here, which order is mine?",
-        "What is the order number of {name}?",
-        "Search the order that belongs to {name}.",
-        "Is there any order by {name}?",
+        "Please look up the customer number of {name}.",
+        "My name is {name}, can you look up my customer number?",
+        "I lost my customer number. I am {name}.",
+        "Which customer number does {name} have?",
+        "{name} here, what is my number?",
+        "What is the customer number of {name}?",
         "I forgot my number. My name is {name}.",
-        "Who am I? {name}. What did I order?",
-        "Tell me the order that {name} placed.",
-        "Look for {name} in your orders.",
+        "Is there a customer named {name}?",
     ),
 }
 _HELD_OUT = {
@@ -93,9 +79,9 @@ _HELD_OUT = {
         "Send me back {amount}, please. It is order {order_id}.",
     ),
     "look_up": (
-        "This is {name}. Can you find my order?",
-        "Do you have an order for {name}?",
-        "What is the number of the order from {name}?",
+        "This is {name}. Can you find my customer number?",
+        "Do you have a customer called {name}?",
+        "I need the number of the customer {name}.",
     ),
 }
 """Wordings that no customer of the training uses."""
@@ -119,10 +105,13 @@ def make_orders(seed: int, count: int) -> list[Order]:
     rng = random.Random(seed)
     numbers = rng.sample(range(2000, 9999), count)
     names = rng.sample([f"{a} {b}" for a in _FIRST for b in _LAST], count)
+    customers = rng.sample(range(100, 999), count)
     references = rng.sample(range(100, 999), count)
     return [
-        Order(str(number), name, rng.choice(_STATUS), f"R{reference}")
-        for number, name, reference in zip(numbers, names, references, strict=True)
+        Order(str(number), name, f"C{customer}", rng.choice(_STATUS), f"R{reference}")
+        for number, name, customer, reference in zip(
+            numbers, names, customers, references, strict=True
+        )
     ]
 
 
@@ -135,10 +124,8 @@ def make_customers(orders: Sequence[Order], seed: int, *, held_out: bool) -> lis
         name = TOOLS[i % len(TOOLS)]
         amount = f"{rng.randint(3, 99)}.{rng.choice(('00', '50', '25', '90'))}"
         given = {"order_id": order.order_id, "amount": amount, "name": order.name}
-        fact = {"order_status": order.status, "refund": order.reference, "look_up": order.order_id}
+        fact = {"order_status": order.status, "refund": order.reference, "look_up": order.customer}
         message = rng.choice(wordings[name]).format(**given)
-        if not held_out:
-            message = rng.choice(_OPENINGS) + message + rng.choice(_CLOSINGS)
         customers.append(
             Customer(
                 id=f"{'held-out' if held_out else 'train'}-{i}",

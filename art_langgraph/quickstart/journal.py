@@ -110,11 +110,21 @@ def _score(kept: dict[str, Any] | None) -> Score | None:
 
 
 def _check_same(kept: dict[str, Any], now: dict[str, Any], name: str) -> None:
-    changed = sorted(key for key in {**kept, **now} if kept.get(key) != now.get(key))
+    old, new = dict(_leaves(kept)), dict(_leaves(now))
+    changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
     if changed:
         raise ConfigError(
-            f"run {name!r} began with other settings ({', '.join(changed)})",
-            got={key: now.get(key) for key in changed},
-            expected=str({key: kept.get(key) for key in changed}),
+            f"run {name!r} began with other settings",
+            got={key: new.get(key) for key in changed},
+            expected=str({key: old.get(key) for key in changed}),
             fix="Start anew with --fresh; the old run is kept.",
         )
+
+
+def _leaves(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every setting by its whole name, like "train.learning_rate"."""
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

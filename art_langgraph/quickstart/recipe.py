@@ -53,7 +53,7 @@ class Recipe:
 
     train: TrainConfig = field(
         default_factory=lambda: TrainConfig(
-            learning_rate=6e-4,
+            learning_rate=8e-4,
             trained_share_power=1.0,
             scale_rewards="group",
             entropy_coef=0.02,

@@ -41,7 +41,7 @@ EXAMPLES: list[AnyMessage] = [
     _called("refund", order_id="1002", amount="20.50"),
     ToolMessage("Refunded 20.50, reference R101.", tool_call_id="example"),
     AIMessage("Refunded 20.50, reference R101."),
-    HumanMessage("I am Ann Bell. What is my order number?"),
+    HumanMessage("I am Ann Bell. What is my customer number?"),
     _written("look_up", name="Ann Bell"),
     HumanMessage("Where is my order 1001?"),
     _written("order_status", order_id="1001"),
@@ -56,6 +56,9 @@ class Order:
 
     order_id: str
     name: str
+    """Of the customer."""
+    customer: str
+    """The customer's number."""
     status: str
     reference: str
     """What a refund of it is booked under."""
@@ -68,11 +71,11 @@ class Shop:
         self._db = sqlite3.connect(":memory:", check_same_thread=False)
         self._db.execute(
             "CREATE TABLE orders"
-            " (order_id TEXT PRIMARY KEY, name TEXT, status TEXT, reference TEXT)"
+            " (order_id TEXT PRIMARY KEY, name TEXT, customer TEXT, status TEXT, reference TEXT)"
         )
         self._db.executemany(
-            "INSERT INTO orders VALUES (?, ?, ?, ?)",
-            [(o.order_id, o.name, o.status, o.reference) for o in orders],
+            "INSERT INTO orders VALUES (?, ?, ?, ?, ?)",
+            [(o.order_id, o.name, o.customer, o.status, o.reference) for o in orders],
         )
         self._db.commit()
 
@@ -102,9 +105,9 @@ def shop_tools(shop: Shop) -> list[BaseTool]:
 
     @tool
     def look_up(name: str) -> str:
-        """Order number of a customer"""
+        """Customer number of a person"""
         order = shop.find("name", name)
-        return f"{name} has order {order.order_id}." if order else f"No order of {name}."
+        return f"{name} is customer {order.customer}." if order else f"No customer {name}."
 
     @tool
     def order_status(order_id: str) -> str:

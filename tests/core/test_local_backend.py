@@ -57,7 +57,7 @@ from tests.core.small_run import (
 NOISE = 2e-4
 """Largest difference that batching may make in a float32 logprob (DESIGN section 8)."""
 LONG = CONFIG.model_copy(update={"minibatches": 50})
-"""A step of some tens of updates, so that there is time to do something meanwhile."""
+"""With ten times the groups, half a second: time to do something meanwhile."""
 
 
 @asynccontextmanager
@@ -385,8 +385,8 @@ async def test_calls_made_during_training_wait_and_are_answered_by_the_new_step(
     tiny_llama: Path, tmp_path: Path
 ) -> None:
     async with registered(tiny_llama, tmp_path) as model:
-        groups = await play(model, (1, 0, 0, 1), (0, 1, 1, 1), (1, 0, 0, 1))
-        training = asyncio.create_task(model.train(groups, LONG))
+        groups = await play(model, (1, 0, 0, 1), (0, 1, 1, 1))
+        training = asyncio.create_task(model.train(groups * 10, LONG))
         answers: list[ChatCompletion] = []
         while not training.done():
             answers.append(await say(model, f"call {len(answers)}"))
@@ -408,7 +408,7 @@ async def test_a_cancelled_step_changes_nothing(
     """As Ctrl-C does. Calls go on, and the same step can be trained afterwards."""
     async with registered(tiny_llama, tmp_path) as model:
         before = await figures(model, "agent")
-        training = asyncio.create_task(model.train(undisturbed.groups[0], LONG))
+        training = asyncio.create_task(model.train(undisturbed.groups[0] * 10, LONG))
         await until_kept(tmp_path, 0)
         training.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -519,8 +519,10 @@ async def test_a_name_stands_for_one_model(tiny_llama: Path, tmp_path: Path) -> 
         pass
 
 
-async def test_a_model_named_like_its_base_is_refused(tiny_llama: Path, tmp_path: Path) -> None:
-    os.chdir(tiny_llama.parent)
+async def test_a_model_named_like_its_base_is_refused(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tiny_llama.parent)
     model = small_model(Path(tiny_llama.name), tmp_path, name=tiny_llama.name)
     async with art.LocalBackend(show_progress=False) as backend:
         with pytest.raises(ConfigError, match="name of its base model"):
@@ -562,7 +564,7 @@ def leftovers() -> tuple[list[str], int]:
     """Threads of ours, and base models in memory."""
     gc.collect()
     threads = [t.name for t in threading.enumerate() if t.name.startswith("art-")]
-    return threads, sum(isinstance(o, LoraModel) for o in gc.get_objects())
+    return threads, sum(type(thing) is LoraModel for thing in gc.get_objects())
 
 
 async def test_closing_leaves_nothing_running(tiny_llama: Path, tmp_path: Path) -> None:
@@ -589,7 +591,7 @@ async def test_closing_stops_a_step(tiny_llama: Path, tmp_path: Path, undisturbe
     backend = art.LocalBackend(show_progress=False)
     model = small_model(tiny_llama, tmp_path)
     await model.register(backend)
-    training = asyncio.create_task(model.train(undisturbed.groups[0], LONG))
+    training = asyncio.create_task(model.train(undisturbed.groups[0] * 10, LONG))
     await until_kept(tmp_path, 0)
     held = asyncio.create_task(say(model))
     await asyncio.sleep(0.05)

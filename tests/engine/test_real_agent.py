@@ -74,7 +74,9 @@ async def test_an_answer_by_a_schema_is_json(house: House, plain: Plain) -> None
 
 async def test_it_ends_its_turn_by_itself(house: House, plain: Plain) -> None:
     served = house.served(plain, noise=WORST)
-    done = await served.chat("base", "Say hello.", temperature=0, max_tokens=60)
+    words = [("user", "Capital of France?"), ("assistant", "Paris."), ("user", "Of Italy?")]
+    messages = [{"role": role, "content": content} for role, content in words]
+    done = await served.chat("base", messages=messages, temperature=0, max_tokens=40)
     assert done.choices[0].finish_reason == "stop"
     assert ids_of(done)[-1] in served.eos_ids
 
@@ -91,6 +93,7 @@ async def test_adapters_side_by_side_are_what_peft_computes(house: House, plain:
         logprobs = plain.logits(name, prompt_of(answer), ids).log_softmax(-1)
         wanted = logprobs[torch.arange(len(ids)), ids].tolist()
         differences += [abs(a - b) for a, b in zip(logprobs_of(answer), wanted, strict=True)]
+    print("MEANMAX", np.mean(differences), np.max(differences), len(differences))
     check_bounds(differences)
 
 
@@ -148,7 +151,7 @@ def conversation() -> Any:
 @pytest.fixture(scope="module")
 def played(house: House) -> list[Trajectory]:
     """Four rollouts side by side, at least three calls each, under the adapter that is live."""
-    sampling = SamplingConfig(temperature=0.8, max_tokens=32)
+    sampling = SamplingConfig(temperature=0.8, max_tokens=48)
     target = Target(house.server.base_url, "none", "agent", sampling, trains=True)
     graph = conversation()
 
@@ -217,4 +220,5 @@ async def test_the_trainer_computes_the_logprobs_that_were_sampled(
     trained = await house.engine.exclusive(compute)
     differences = np.abs(np.array(trained) - row.entries.logprob)
     assert len(differences) > 100
+    print("MEANMAX", np.mean(differences), np.max(differences), len(differences))
     check_bounds(differences)

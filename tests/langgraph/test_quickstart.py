@@ -56,7 +56,7 @@ SMALL = Recipe(
     stop_reward=0.9,
     max_tokens=200,  # bytes: the scripted engine's tokens
 )
-ORDER = Order("4711", "Ann Bell", "delayed", "R101")
+ORDER = Order("4711", "Ann Bell", "C512", "delayed", "R101")
 pytestmark = pytest.mark.filterwarnings(
     f"ignore::{SamplingOverridden.__module__}.SamplingOverridden"
 )
@@ -71,13 +71,13 @@ def test_the_tools_answer_from_the_database() -> None:
     assert set(tools) == set(TOOLS)
     assert "delayed" in tools["order_status"].invoke({"order_id": "4711"})
     assert "R101" in tools["refund"].invoke({"order_id": "4711", "amount": "5.00"})
-    assert "4711" in tools["look_up"].invoke({"name": "Ann Bell"})
+    assert "C512" in tools["look_up"].invoke({"name": "Ann Bell"})
     for name, given in {
         "order_status": {"order_id": "1"},
         "refund": {"order_id": "1", "amount": "5.00"},
         "look_up": {"name": "Nobody"},
     }.items():
-        assert tools[name].invoke(given).startswith("No order")
+        assert tools[name].invoke(given).startswith("No ")
     shop.close()
 
 
@@ -91,11 +91,14 @@ def test_an_order_is_found_by_two_columns_only() -> None:
 
 
 def test_customers_are_the_same_for_a_seed_and_strangers_to_each_other() -> None:
-    first, again, other = (make_clientele(Recipe(seed=seed)) for seed in (0, 0, 1))
+    recipe = Recipe()
+    first, again, other = (make_clientele(replace(recipe, seed=seed)) for seed in (0, 0, 1))
     assert first == again
     assert first != other
     every = [*first.training, *first.checks, *first.held_out]
-    assert len(every) == len(first.orders) == 180 + 9 + 18
+    parts = (first.training, first.checks, first.held_out)
+    assert [*map(len, parts)] == [recipe.customers, recipe.checks, recipe.held_out]
+    assert len(every) == len(first.orders)
     assert len({order.order_id for order in first.orders}) == len(first.orders)
     assert len({order.name for order in first.orders}) == len(first.orders)
 
@@ -433,8 +436,10 @@ async def test_a_finished_run_may_be_given_more_steps(tmp_path: Path) -> None:
 
 async def test_a_run_goes_on_only_with_its_own_recipe(tmp_path: Path) -> None:
     await play(tmp_path, replace(SMALL, max_steps=1), learner(SMALL, ALL), Notes())
-    with pytest.raises(ConfigError, match=r"group_size.*--fresh"):
-        Journal(make_model(tmp_path), replace(SMALL, group_size=3))
+    train = SMALL.train.model_copy(update={"learning_rate": 1.0})
+    fault = r"other settings: got \{'train.learning_rate': 1.0\}, expected .*--fresh"
+    with pytest.raises(ConfigError, match=fault):
+        Journal(make_model(tmp_path), replace(SMALL, train=train))
 
 
 async def test_a_run_whose_rollouts_fail_stops_and_says_why(tmp_path: Path) -> None:
