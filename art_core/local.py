@@ -315,6 +315,8 @@ class LocalBackend:
         step = run.step + 1
         begun = time.perf_counter()
         stop = run.stop
+        rate = config.learning_rate * selection.share**config.trained_share_power
+        config = config.model_copy(update={"learning_rate": rate})
 
         def learn(module: LoraModel) -> tuple[dict[str, float], Path]:
             with run.trainer.undone_on_error(), progress("train", shown=self._show_progress) as bar:
@@ -345,6 +347,7 @@ class LocalBackend:
             metrics={
                 **metrics,
                 "groups_trained": selection.groups,
+                "learning_rate": rate,
                 "step_seconds": time.perf_counter() - begun,
             },
             skipped=tuple(selection.skipped),

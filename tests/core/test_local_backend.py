@@ -460,6 +460,21 @@ async def test_groups_that_teach_nothing_make_no_step(
     assert trained_bytes(tmp_path, 1) == trained_bytes(undisturbed.runs, 1)
 
 
+async def test_the_rate_follows_the_share_that_is_trained(
+    tiny_llama: Path, tmp_path: Path, undisturbed: Played
+) -> None:
+    """8 of 12 trajectories are trained: with power 1 the step is one of 2/3 the learning rate."""
+    groups = undisturbed.groups[0]
+    equal = art.TrajectoryGroup(t.model_copy(update={"reward": 0.5}) for t in groups[0])
+    in_proportion = CONFIG.model_copy(update={"trained_share_power": 1.0})
+    lower = CONFIG.model_copy(update={"learning_rate": CONFIG.learning_rate * (8 / 12)})
+    for runs, given, config in (("a", [equal, *groups], in_proportion), ("b", groups, lower)):
+        async with registered(tiny_llama, tmp_path / runs) as model:
+            result = await model.train(given, config)
+            assert result.metrics["learning_rate"] == CONFIG.learning_rate * (8 / 12)
+    assert trained_bytes(tmp_path / "a", 1) == trained_bytes(tmp_path / "b", 1)
+
+
 async def test_what_cannot_be_trained_is_refused_and_changes_nothing(
     tiny_llama: Path, tmp_path: Path, undisturbed: Played
 ) -> None:

@@ -17,6 +17,7 @@ from art_core.batch.minibatches import minibatches
 from art_core.config import LoraSettings, TrainConfig
 from art_core.errors import CheckpointError, GroupError, TrainingError
 from art_core.nn.lora import LoraModel
+from art_core.training import logprobs
 from art_core.training.logprobs import entry_logprobs
 from art_core.training.trainer import OPTIMIZER, STATE, Trainer
 from tests.core.samples import make_sample, random_calls
@@ -206,6 +207,17 @@ def test_how_rows_are_cut_is_no_matter(tiny_llama: Path, max_tokens_per_row: int
     for figure in ("loss", "entropy", "kl", "clipped", "grad_norm"):
         assert cut[figure] == pytest.approx(whole[figure], rel=1e-10)
     assert worst(weights(many), weights(one)) <= 1e-10
+
+
+def test_how_the_head_is_cut_is_no_matter(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, cut = tiny_policy(tiny_llama), tiny_policy(tiny_llama)
+    expected = Trainer(whole, NAME, seed=0).step(calls(), CONFIG)
+    monkeypatch.setattr(logprobs, "HEAD_CHUNK", 3)
+    got = Trainer(cut, NAME, seed=0).step(calls(), CONFIG)
+    assert got["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-10)
+    assert worst(weights(cut), weights(whole)) <= 1e-10
 
 
 # --- temperature, distorted calls ----------------------------------------------------------------
