@@ -193,9 +193,9 @@ def _tool_shares(figures: Mapping[str, float]) -> Iterator[str]:
             yield f"{name} {percent(share)}"
 
 
-def _failed(number: float) -> Part:
+def _failed(count: float) -> Part:
     """Nothing, or how many rollouts failed."""
-    return (f"  {number:.0f} rollouts failed", "bold red") if number else ""
+    return (f"  {count:.0f} {_plural(round(count), 'rollout')} failed", "bold red") if count else ""
 
 
 def _plural(count: int, word: str) -> str:

@@ -49,5 +49,5 @@ async def test_the_cheatsheet_runs(smollm2: Path, tmp_path: Path) -> None:
             assert call.trainable
             assert call.step == 0  # the policy that played; step 1 was learned from it
             # The last token is the end of the turn, unless the answer was cut.
-            assert (call.finish_reason == "length") == (len(call.sampled_ids) == 24)  # type: ignore[arg-type]  # trainable calls have ids
+            assert (call.finish_reason == "length") == (len(call.sampled_ids) == 24)
     await backend.close()

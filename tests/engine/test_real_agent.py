@@ -17,6 +17,7 @@ pytest.importorskip("torch", reason="art-langgraph[train] is not installed")
 
 import torch
 from langchain.agents import create_agent
+from langchain.agents.middleware import ModelCallLimitMiddleware
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
 from langgraph.graph import END, START, MessagesState, StateGraph
 
@@ -93,7 +94,6 @@ async def test_adapters_side_by_side_are_what_peft_computes(house: House, plain:
         logprobs = plain.logits(name, prompt_of(answer), ids).log_softmax(-1)
         wanted = logprobs[torch.arange(len(ids)), ids].tolist()
         differences += [abs(a - b) for a, b in zip(logprobs_of(answer), wanted, strict=True)]
-    print("MEANMAX", np.mean(differences), np.max(differences), len(differences))
     check_bounds(differences)
 
 
@@ -119,7 +119,7 @@ EXAMPLES = [
     *example("Please refund 20.50 for order 1002.", "refund", order_id="1002", amount="20.50"),
     *example("Where is my order 1001?", "order_status", order_id="1001"),
 ]
-QUESTIONS = ["Where is my order 1007?", "Please refund 9.99 for order 1004.", "And order 1003?"]
+QUESTIONS = ["Where is my order 1007?", "Please refund 9.99 for order 1004."]
 
 
 def asked(state: MessagesState) -> int:
@@ -128,9 +128,12 @@ def asked(state: MessagesState) -> int:
 
 
 def conversation() -> Any:
-    """A support agent and a customer who asks three times, whatever the answers are."""
+    """A support agent and a customer who asks twice, whatever the answers are."""
     support = create_agent(
-        ChatArt(), [order_status, refund], system_prompt="Call one tool, then say what it returned."
+        ChatArt(),
+        [order_status, refund],
+        system_prompt="Call one tool, then say what it returned.",
+        middleware=[ModelCallLimitMiddleware(run_limit=2)],  # a small model may call for ever
     )
 
     def customer(state: MessagesState) -> dict[str, Any]:
@@ -150,8 +153,8 @@ def conversation() -> Any:
 
 @pytest.fixture(scope="module")
 def played(house: House) -> list[Trajectory]:
-    """Four rollouts side by side, at least three calls each, under the adapter that is live."""
-    sampling = SamplingConfig(temperature=0.8, max_tokens=48)
+    """Four rollouts side by side, at least two calls each, under the adapter that is live."""
+    sampling = SamplingConfig(temperature=0.8, max_tokens=40)
     target = Target(house.server.base_url, "none", "agent", sampling, trains=True)
     graph = conversation()
 
@@ -168,7 +171,7 @@ def played(house: House) -> list[Trajectory]:
 
 def test_the_agent_played_and_called_tools(played: list[Trajectory]) -> None:
     assert [trajectory.ended for trajectory in played] == ["completed"] * 4
-    assert all(len(trajectory.calls) >= 3 for trajectory in played)
+    assert all(len(trajectory.calls) >= 2 for trajectory in played)
     assert all(call.trainable for trajectory in played for call in trajectory.calls)
     assert {call.step for trajectory in played for call in trajectory.calls} == {2}
     reasons = [call.finish_reason for trajectory in played for call in trajectory.calls]
@@ -220,5 +223,4 @@ async def test_the_trainer_computes_the_logprobs_that_were_sampled(
     trained = await house.engine.exclusive(compute)
     differences = np.abs(np.array(trained) - row.entries.logprob)
     assert len(differences) > 100
-    print("MEANMAX", np.mean(differences), np.max(differences), len(differences))
     check_bounds(differences)

@@ -28,7 +28,7 @@ from art_langgraph.cli.quickstart import choose_run
 from art_langgraph.quickstart.recipe import Recipe
 from tests.langgraph.recorded_run import NAME, RECIPE, SHOWN_TEXTS, record
 
-SECONDS = 120
+SECONDS = 300
 COMMAND = (sys.executable, "-c", "import sys; from art_langgraph.cli import main; sys.exit(main())")
 ESCAPE, RETURN = b"\x1b", b"\r"
 COLOR = re.compile(rb"\x1b\[[0-9;]*3[0-7]m")
