@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import logging
 import math
 import os
 import shutil
@@ -403,9 +404,10 @@ async def test_calls_made_during_training_wait_and_are_answered_by_the_new_step(
 
 
 async def test_a_cancelled_step_changes_nothing(
-    tiny_llama: Path, tmp_path: Path, undisturbed: Played
+    tiny_llama: Path, tmp_path: Path, undisturbed: Played, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As Ctrl-C does. Calls go on, and the same step can be trained afterwards."""
+    caplog.set_level(logging.INFO)
     async with registered(tiny_llama, tmp_path) as model:
         before = await figures(model, "agent")
         training = asyncio.create_task(model.train(undisturbed.groups[0] * 10, LONG))
@@ -413,6 +415,7 @@ async def test_a_cancelled_step_changes_nothing(
         training.cancel()
         with pytest.raises(asyncio.CancelledError):
             await training
+        assert "a cancelled step ended: the step was stopped before its end" in caplog.text
         assert await model.get_step() == 0
         assert steps_on_disk(tmp_path) == ["0000"]
         assert same_policy(await figures(model, "agent"), before)

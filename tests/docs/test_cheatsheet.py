@@ -34,6 +34,7 @@ async def test_the_cheatsheet_runs(smollm2: Path, tmp_path: Path) -> None:
         traj.reward = score(completion.choices[0].message.content or "")
         return traj
 
+    groups: list[art.TrajectoryGroup] = []
     for step in range(await model.get_step(), NUM_STEPS):
         groups = await art.gather_trajectory_groups(
             art.TrajectoryGroup(rollout(model, s) for _ in range(GROUP_SIZE)) for s in scenarios
