@@ -218,12 +218,12 @@ def main() -> None:
     )
     ours.close()
     found = Comparison(
-        name=f"embedded_engine ({load})",
+        name="embedded_engine",
         ours=round(mine, 3),
         peer=round(theirs, 3),
         peer_name="transformers generate, padded batch",
         ratio=round(ratio, 3),
-        goal=f"ratio >= {load.ratio():.2f}, the positions that sharing saves",
+        goal=f"ratio >= {load.ratio():.2f}, the positions that sharing saves ({load})",
         spread=(round(spread[0], 3), round(spread[1], 3)),
         machine=machine(),
     )

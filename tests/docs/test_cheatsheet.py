@@ -48,6 +48,7 @@ async def test_the_cheatsheet_runs(smollm2: Path, tmp_path: Path) -> None:
         for traj in group:
             (call,) = traj.calls
             assert call.trainable
+            assert call.sampled_ids is not None
             assert call.step == 0  # the policy that played; step 1 was learned from it
             # The last token is the end of the turn, unless the answer was cut.
             assert (call.finish_reason == "length") == (len(call.sampled_ids) == 24)
