@@ -27,7 +27,7 @@ class Recipe:
     """Customers a step."""
     group_size: int = 8
     """Rollouts of each customer."""
-    max_steps: int = 20
+    max_steps: int = 17
     customers: int = 180
     """Customers to train on, taken in turn."""
     held_out: int = 18
