@@ -20,7 +20,14 @@ from art_core.engine.grammar import GrammarMatcher
 from art_core.engine.prefix_cache import Node, PrefixCache
 from art_core.engine.sampling import sample, uniform
 from art_core.errors import EngineError
-from art_core.nn.attention import group_heads, masked, merge, rectangle, ungroup_heads
+from art_core.nn.attention import (
+    group_heads,
+    masked,
+    merge,
+    rectangle,
+    rectangles,
+    ungroup_heads,
+)
 from art_core.nn.lora import LoraModel
 
 SHARE_FROM = 32
@@ -392,12 +399,8 @@ class _StepRow:
         return ungroup_heads(out)
 
     def _attend_fresh(self, layer: int, q: Tensor, scale: float) -> Tensor:
-        out = torch.zeros_like(q)
-        lse = q.new_full(q.shape[:3], float("-inf"))
-        for node, a, b, causal in self._blocks:
-            part = rectangle(q[:, a:b], node.k[layer], node.v[layer], scale, causal=causal)
-            out[:, a:b], lse[:, a:b] = merge(out[:, a:b], lse[:, a:b], *part)
-        return out
+        pieces = ((a, b, n.k[layer], n.v[layer], causal) for n, a, b, causal in self._blocks)
+        return rectangles(q, pieces, scale)[0]
 
     def _attend_slots(self, layer: int, q: Tensor, scale: float) -> Tensor:
         """q: [Hkv, B, G, D]: each sequence over its slot, then over the stretches it shares."""

@@ -12,7 +12,7 @@ Leaves out: sliding windows, soft caps and attention sinks, which raise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -94,6 +94,22 @@ def rectangle(
     if causal:
         return _by_position(out, heads), lse.view(heads, group, n).transpose(1, 2)
     return out.view(heads, n, group, d), lse.view(heads, n, group)
+
+
+def rectangles(
+    q: Tensor, pieces: Iterable[tuple[int, int, Tensor, Tensor, bool]], scale: float
+) -> tuple[Tensor, Tensor]:
+    """Attention of q [Hkv, N, G, D], piece by piece: (out like q, log-sum-exp [Hkv, N, G]).
+
+    pieces: (q0, q1, k, v, causal): queries [q0, q1) over k, v [Hkv, m, D], as in `rectangle`. A
+        query meets each key once.
+    """
+    out = torch.zeros_like(q)
+    lse = q.new_full(q.shape[:3], float("-inf"))
+    for q0, q1, k, v, causal in pieces:
+        part = rectangle(q[:, q0:q1], k, v, scale, causal=causal)
+        out[:, q0:q1], lse[:, q0:q1] = merge(out[:, q0:q1], lse[:, q0:q1], *part)
+    return out, lse
 
 
 def masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -232,12 +248,8 @@ class _TreeAttention(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, blocks: Sequence[Block], scale: float
     ) -> Tensor:
-        out = torch.zeros_like(q)
-        lse = q.new_full(q.shape[:3], float("-inf"))
-        for block in blocks:
-            at, keys = slice(block.q0, block.q1), slice(block.k0, block.k1)
-            part, part_lse = rectangle(q[:, at], k[:, keys], v[:, keys], scale, causal=block.causal)
-            out[:, at], lse[:, at] = merge(out[:, at], lse[:, at], part, part_lse)
+        pieces = ((b.q0, b.q1, k[:, b.k0 : b.k1], v[:, b.k0 : b.k1], b.causal) for b in blocks)
+        out, lse = rectangles(q, pieces, scale)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.blocks, ctx.scale = blocks, scale
         return out

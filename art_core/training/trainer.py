@@ -176,7 +176,7 @@ class Trainer:
             with torch.no_grad():
                 for parameter, weight in zip(self._parameters, weights, strict=True):
                     parameter.copy_(weight)
-            self._set_moments({key: value.clone() for key, value in moments.items()})
+            self._set_moments(moments)
             self._updates = updates
             if isinstance(error, RuntimeError) and not isinstance(error, ARTError):
                 raise TrainingError(

@@ -63,7 +63,7 @@ class Recipe:
     )
     lora: LoraSettings = field(default_factory=LoraSettings)
     sampling: SamplingConfig = field(default_factory=lambda: SamplingConfig(temperature=0.75))
-    """At 1.0 three of four rollouts of so small a model are no calls at all."""
+    """At 1.0 two of three rollouts of so small a model are no calls at all, at first."""
 
     def quick(self) -> Recipe:
         """The same in a minute or so: shows that every part works, and teaches nothing."""
