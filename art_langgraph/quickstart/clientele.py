@@ -34,7 +34,7 @@ def make_clientele(recipe: Recipe) -> Clientele:
     first, second = parts[0], parts[0] + parts[1]
     return Clientele(
         orders=orders,
-        training=make_customers(orders[:first], recipe.seed, held_out=False),
-        checks=make_customers(orders[first:second], recipe.seed, held_out=True),
-        held_out=make_customers(orders[second:], recipe.seed, held_out=True),
+        training=make_customers(orders[:first], recipe.seed, "train"),
+        checks=make_customers(orders[first:second], recipe.seed, "check"),
+        held_out=make_customers(orders[second:], recipe.seed, "held-out"),
     )

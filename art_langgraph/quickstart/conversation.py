@@ -21,7 +21,7 @@ class Turn:
     """"customer", "assistant", or the name of the tool that answers."""
     text: str
     calls: tuple[str, ...] = ()
-    """Tool calls, like `refund(order_id="1002", amount="20.50")`."""
+    """Tool calls, like `refund(order="A102", amount="20.50")`."""
 
 
 def turns_of(trajectory: Trajectory) -> list[Turn]:

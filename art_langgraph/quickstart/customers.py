@@ -18,43 +18,47 @@ from art_langgraph.quickstart.shop import Order
 
 TOOLS = ("order_status", "refund", "look_up")
 _ARGUMENTS = {
-    "order_status": ("order_id",),
-    "refund": ("order_id", "amount"),
+    "order_status": ("order",),
+    "refund": ("order", "amount"),
     "look_up": ("name",),
 }
 PARTS = {"tool": 0.2, "arguments": 0.3, "answer": 0.5}
 """The reward's parts and what each is worth."""
 
 _FIRST = (
-    "Emma", "Noah", "Mia", "Liam", "Zoe", "Omar", "Ivy", "Hugo", "Lena", "Theo", "Nora",
-    "Finn", "Aida", "Ravi", "Yuki", "Sara", "Ben", "Cleo",
+    "Ben", "Paul", "Anna", "Max", "Jack", "Peter", "Maria", "Victor", "Alice", "Simon", "David",
+    "Tom", "Sam", "Adam", "Jane", "Mary", "Mark", "George",
 )  # fmt: skip
 _LAST = (
-    "Stone", "Rivera", "Novak", "Okafor", "Lind", "Moreau", "Haas", "Tanaka", "Silva",
-    "Weber", "Costa", "Ito", "Frost", "Dahl",
+    "Stone", "Rivera", "Young", "Hill", "Lind", "Garcia", "Khan", "Walker", "Silva", "Weber",
+    "Costa", "Singh", "Frost", "Dahl",
 )  # fmt: skip
 _STATUS = ("shipped", "delivered", "delayed", "cancelled", "packed", "lost")
 
-_TRAIN = {
+_TRAINING = {
     "order_status": (
-        "Where is my order {order_id}?",
-        "Can you tell me the status of order {order_id}?",
-        "I am still waiting for order {order_id}, what is going on?",
-        "Has order {order_id} been sent yet?",
-        "Order number {order_id}. Is it on its way?",
-        "How is order {order_id} doing?",
-        "Is {order_id} delivered? It is an order of mine.",
-        "What happened to {order_id}? I ordered it a month ago.",
+        "Where is my order {order}?",
+        "Can you tell me the status of order {order}?",
+        "I am still waiting for order {order}, what is going on?",
+        "Has order {order} been sent yet?",
+        "Order number {order}. Is it on its way?",
+        "How is order {order} doing?",
+        "Is {order} delivered? It is an order of mine.",
+        "What happened to my order {order}?",
+        "Did you ship order {order}?",
+        "I have not received order {order}.",
     ),
     "refund": (
-        "Please refund {amount} for order {order_id}.",
-        "I want {amount} back for order {order_id}.",
-        "Order {order_id} arrived broken, give me {amount} back.",
-        "Can I get a refund of {amount} on order {order_id}?",
-        "{order_id} was damaged. Pay me back the {amount}.",
-        "Give back my {amount}. The order was {order_id}.",
-        "I paid {amount} too much on order {order_id}.",
-        "My order {order_id} is incomplete, I want {amount} returned.",
+        "Please refund {amount} for order {order}.",
+        "I want {amount} back for order {order}.",
+        "Order {order} arrived broken, give me {amount} back.",
+        "Can I get a refund of {amount} on order {order}?",
+        "{order} was damaged. Pay me back the {amount}.",
+        "Give back my {amount}. The order was {order}.",
+        "I paid {amount} too much on order {order}.",
+        "My order {order} is incomplete, I want {amount} returned.",
+        "Refund order {order}, it was {amount}.",
+        "I sent order {order} back. When do I get my {amount}?",
     ),
     "look_up": (
         "Please look up the customer number of {name}.",
@@ -65,26 +69,58 @@ _TRAIN = {
         "What is the customer number of {name}?",
         "I forgot my number. My name is {name}.",
         "Is there a customer named {name}?",
+        "Tell me the number of {name}.",
+        "I am {name} and need my customer number.",
+    ),
+}
+_CHECKS = {
+    "order_status": (
+        "Could you check on order {order} for me?",
+        "It has been ten days. Where did {order} go?",
+        "Please check on my order {order}.",
+        "What is new with order {order}?",
+    ),
+    "refund": (
+        "I would like {amount} for order {order}, it came too late.",
+        "Can you return {amount} to me? Order {order} was wrong.",
+        "For order {order} you still owe me {amount}.",
+        "Money back for order {order}, please. It cost {amount}.",
+    ),
+    "look_up": (
+        "What number am I under? {name} is my name.",
+        "Can you find the customer {name}?",
+        "Give me the customer number for {name}, please.",
+        "Do you know {name}? I mean the customer.",
     ),
 }
 _HELD_OUT = {
     "order_status": (
-        "Hello, any news about order {order_id}?",
-        "When will {order_id} arrive? That is my order.",
-        "I ordered last week, number {order_id}. Where is it?",
+        "Hello, any news about order {order}?",
+        "When will {order} arrive? That is my order.",
+        "I ordered last week, number {order}. Where is it?",
+        "Can I know the state of my order {order}?",
+        "Order {order} has not come yet.",
+        "Was {order} sent out? I am waiting.",
     ),
     "refund": (
-        "The item in order {order_id} is faulty, I would like my {amount} refunded.",
-        "You owe me {amount} for order {order_id}.",
-        "Send me back {amount}, please. It is order {order_id}.",
+        "The item in order {order} is faulty, I would like my {amount} refunded.",
+        "You owe me {amount} for order {order}.",
+        "Send me back {amount}, please. It is order {order}.",
+        "I claim {amount} for order {order}, the box was empty.",
+        "Could you pay back {amount}? It is about {order}.",
+        "I am not happy with {order}, I want my {amount} back.",
     ),
     "look_up": (
         "This is {name}. Can you find my customer number?",
         "Do you have a customer called {name}?",
         "I need the number of the customer {name}.",
+        "Under which number is {name} known to you?",
+        "{name} is my name, what customer number do I have?",
+        "Find the number of {name} for me.",
     ),
 }
-"""Wordings that no customer of the training uses."""
+WORDINGS = {"train": _TRAINING, "check": _CHECKS, "held-out": _HELD_OUT}
+"""What customers write, by what they are there for; no wording is in two of them."""
 
 
 @dataclass(frozen=True)
@@ -103,33 +139,39 @@ class Customer:
 def make_orders(seed: int, count: int) -> list[Order]:
     """Orders with numbers, names and references of their own."""
     rng = random.Random(seed)
-    numbers = rng.sample(range(2000, 9999), count)
+    numbers = rng.sample(range(100, 999), count)
     names = rng.sample([f"{a} {b}" for a in _FIRST for b in _LAST], count)
     customers = rng.sample(range(100, 999), count)
     references = rng.sample(range(100, 999), count)
     return [
-        Order(str(number), name, f"C{customer}", rng.choice(_STATUS), f"R{reference}")
+        Order(f"A{number}", name, f"C{customer}", rng.choice(_STATUS), f"R{reference}")
         for number, name, customer, reference in zip(
             numbers, names, customers, references, strict=True
         )
     ]
 
 
-def make_customers(orders: Sequence[Order], seed: int, *, held_out: bool) -> list[Customer]:
-    """One customer an order, the tools in turn."""
-    rng = random.Random(seed)
-    wordings = _HELD_OUT if held_out else _TRAIN
+def make_customers(orders: Sequence[Order], seed: int, split: str) -> list[Customer]:
+    """One customer an order, the tools in turn; no wording of a tool comes again before all have.
+
+    Args:
+        split: "train", "check" or "held-out".
+    """
+    rng = random.Random(f"{seed}/{split}")
+    decks: dict[str, list[str]] = {tool: [] for tool in TOOLS}
     customers = []
     for i, order in enumerate(orders):
         name = TOOLS[i % len(TOOLS)]
+        if not decks[name]:
+            wordings = WORDINGS[split][name]
+            decks[name] = rng.sample(wordings, len(wordings))
         amount = f"{rng.randint(3, 99)}.{rng.choice(('00', '50', '25', '90'))}"
-        given = {"order_id": order.order_id, "amount": amount, "name": order.name}
+        given = {"order": order.number, "amount": amount, "name": order.name}
         fact = {"order_status": order.status, "refund": order.reference, "look_up": order.customer}
-        message = rng.choice(wordings[name]).format(**given)
         customers.append(
             Customer(
-                id=f"{'held-out' if held_out else 'train'}-{i}",
-                message=message,
+                id=f"{split}-{i}",
+                message=decks[name].pop().format(**given),
                 tool=name,
                 arguments={key: given[key] for key in _ARGUMENTS[name]},
                 fact=fact[name],

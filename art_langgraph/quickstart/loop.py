@@ -91,7 +91,7 @@ async def learn(desk: Desk, clientele: Clientele, on_step: OnStep, on_check: OnC
             key=f"step-{step}",
         )
         played = {"gather_seconds": time.monotonic() - began}
-        result = await finish(model.train(groups, recipe.train))
+        result = await finish(model.train(groups, recipe.train_config(step)))
         await model.log(split="train", metrics=played, step=result.step - result.trained)
         figures = summarize(groups) | played
         on_step(figures, result)

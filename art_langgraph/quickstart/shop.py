@@ -37,16 +37,18 @@ def _called(tool: str, **arguments: str) -> AIMessage:
 
 
 EXAMPLES: list[AnyMessage] = [
-    HumanMessage("Please refund 20.50 for order 1002."),
-    _called("refund", order_id="1002", amount="20.50"),
+    HumanMessage("Please refund 20.50 for order A102."),
+    _called("refund", order="A102", amount="20.50"),
     ToolMessage("Refunded 20.50, reference R101.", tool_call_id="example"),
     AIMessage("Refunded 20.50, reference R101."),
     HumanMessage("I am Ann Bell. What is my customer number?"),
     _written("look_up", name="Ann Bell"),
-    HumanMessage("Where is my order 1001?"),
-    _written("order_status", order_id="1001"),
+    HumanMessage("Has A103 been sent?"),
+    _written("order_status", order="A103"),
+    HumanMessage("Where is my order A101?"),
+    _written("order_status", order="A101"),
 ]
-"""One of each tool, before the customer's message. What a small model never samples by itself
+"""Each tool at work, before the customer's message. What a small model never samples by itself
 can't be rewarded; it sees no more than this of the work, the rest it finds out."""
 
 
@@ -54,7 +56,7 @@ can't be rewarded; it sees no more than this of the work, the rest it finds out.
 class Order:
     """One row of the shop."""
 
-    order_id: str
+    number: str
     name: str
     """Of the customer."""
     customer: str
@@ -71,17 +73,17 @@ class Shop:
         self._db = sqlite3.connect(":memory:", check_same_thread=False)
         self._db.execute(
             "CREATE TABLE orders"
-            " (order_id TEXT PRIMARY KEY, name TEXT, customer TEXT, status TEXT, reference TEXT)"
+            " (number TEXT PRIMARY KEY, name TEXT, customer TEXT, status TEXT, reference TEXT)"
         )
         self._db.executemany(
             "INSERT INTO orders VALUES (?, ?, ?, ?, ?)",
-            [(o.order_id, o.name, o.customer, o.status, o.reference) for o in orders],
+            [(o.number, o.name, o.customer, o.status, o.reference) for o in orders],
         )
         self._db.commit()
 
     def find(self, column: str, value: str) -> Order | None:
-        """The order whose `column` ("order_id" or "name") is `value`."""
-        if column not in ("order_id", "name"):
+        """The order whose `column` ("number" or "name") is `value`."""
+        if column not in ("number", "name"):
             raise ValueError(f"no such column: {column!r}")
         query = f"SELECT * FROM orders WHERE {column} = ?"  # one of two names, see above
         row = self._db.execute(query, (value,)).fetchone()
@@ -96,24 +98,22 @@ def shop_tools(shop: Shop) -> list[BaseTool]:
     """The three tools."""
 
     @tool
-    def refund(order_id: str, amount: str) -> str:
+    def refund(order: str, amount: str) -> str:
         """Refund an amount"""
-        order = shop.find("order_id", order_id)
-        if order is None:
-            return f"No order {order_id}."
-        return f"Refunded {amount}, reference {order.reference}."
+        found = shop.find("number", order)
+        return f"Refunded {amount}, reference {found.reference}." if found else f"No order {order}."
 
     @tool
     def look_up(name: str) -> str:
         """Customer number of a person"""
-        order = shop.find("name", name)
-        return f"{name} is customer {order.customer}." if order else f"No customer {name}."
+        found = shop.find("name", name)
+        return f"{name} is customer {found.customer}." if found else f"No customer {name}."
 
     @tool
-    def order_status(order_id: str) -> str:
+    def order_status(order: str) -> str:
         """Status of an order"""
-        order = shop.find("order_id", order_id)
-        return f"Order {order_id} is {order.status}." if order else f"No order {order_id}."
+        found = shop.find("number", order)
+        return f"Order {order} is {found.status}." if found else f"No order {order}."
 
     return [order_status, refund, look_up]
 

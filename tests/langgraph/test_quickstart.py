@@ -69,12 +69,12 @@ def test_the_tools_answer_from_the_database() -> None:
     shop = Shop([ORDER])
     tools = {tool.name: tool for tool in shop_tools(shop)}
     assert set(tools) == set(TOOLS)
-    assert "delayed" in tools["order_status"].invoke({"order_id": "4711"})
-    assert "R101" in tools["refund"].invoke({"order_id": "4711", "amount": "5.00"})
+    assert "delayed" in tools["order_status"].invoke({"order": "4711"})
+    assert "R101" in tools["refund"].invoke({"order": "4711", "amount": "5.00"})
     assert "C512" in tools["look_up"].invoke({"name": "Ann Bell"})
     for name, given in {
-        "order_status": {"order_id": "1"},
-        "refund": {"order_id": "1", "amount": "5.00"},
+        "order_status": {"order": "1"},
+        "refund": {"order": "1", "amount": "5.00"},
         "look_up": {"name": "Nobody"},
     }.items():
         assert tools[name].invoke(given).startswith("No ")
@@ -84,7 +84,7 @@ def test_the_tools_answer_from_the_database() -> None:
 def test_an_order_is_found_by_two_columns_only() -> None:
     shop = Shop([ORDER])
     assert shop.find("name", "Ann Bell") == ORDER
-    assert shop.find("order_id", "' OR '1'='1") is None
+    assert shop.find("number", "' OR '1'='1") is None
     with pytest.raises(ValueError, match="no such column"):
         shop.find("status", "delayed")
     shop.close()
@@ -99,7 +99,7 @@ def test_customers_are_the_same_for_a_seed_and_strangers_to_each_other() -> None
     parts = (first.training, first.checks, first.held_out)
     assert [*map(len, parts)] == [recipe.customers, recipe.checks, recipe.held_out]
     assert len(every) == len(first.orders)
-    assert len({order.order_id for order in first.orders}) == len(first.orders)
+    assert len({order.number for order in first.orders}) == len(first.orders)
     assert len({order.name for order in first.orders}) == len(first.orders)
 
 
@@ -114,9 +114,25 @@ def wording(customer: Customer, orders: Sequence[Order]) -> str:
     """The message with its order number, name and amount blanked."""
     text = customer.message
     for order in orders:
-        text = text.replace(order.order_id, "#").replace(order.name, "@")
+        text = text.replace(order.number, "#").replace(order.name, "@")
     amount = customer.arguments.get("amount")
     return text.replace(amount, "$") if amount else text
+
+
+def test_no_wording_comes_again_before_all_of_its_tool_have() -> None:
+    clientele = make_clientele(Recipe())
+    for tool in TOOLS:
+        words = [wording(c, clientele.orders) for c in clientele.training if c.tool == tool]
+        kinds = len(set(words))
+        assert kinds >= 10
+        for start in range(0, len(words) - kinds + 1, kinds):
+            assert len(set(words[start : start + kinds])) == kinds
+
+
+def test_the_learning_rate_falls_after_the_steady_steps() -> None:
+    recipe = Recipe()
+    rates = [recipe.train_config(step).learning_rate for step in (0, 7, 8, 16)]
+    assert rates == pytest.approx([8e-4, 8e-4, 8e-4 * 0.88, 8e-4 * 0.88**9])  # 17th step: 2.53e-4
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -134,9 +150,7 @@ def test_steps_take_the_customers_in_turn() -> None:
 
 # --- the judge
 
-REFUND = Customer(
-    "c", "Refund 5.00 of 4711", "refund", {"order_id": "4711", "amount": "5.00"}, "R1"
-)
+REFUND = Customer("c", "Refund 5.00 of 4711", "refund", {"order": "4711", "amount": "5.00"}, "R1")
 
 
 def state(*said: Any) -> dict[str, Any]:
@@ -147,7 +161,7 @@ def call(tool: str, **arguments: Any) -> AIMessage:
     return AIMessage("", tool_calls=[{"name": tool, "args": arguments, "id": "1"}])
 
 
-RIGHT = call("refund", order_id="4711", amount="5.00")
+RIGHT = call("refund", order="4711", amount="5.00")
 RETURNED = ToolMessage("Refunded 5.00, reference R1.", tool_call_id="1")
 
 
@@ -166,18 +180,18 @@ def test_a_customer_who_is_served_right_earns_all_parts() -> None:
         pytest.param([RIGHT, RETURNED], id="no answer"),
         pytest.param([RIGHT, RETURNED, RIGHT, RETURNED, AIMessage("R1")], id="refunded twice"),
         pytest.param(
-            [call("refund", order_id="4711"), RETURNED, AIMessage("R1")],
+            [call("refund", order="4711"), RETURNED, AIMessage("R1")],
             id="an argument is missing",
         ),
         pytest.param(
-            [call("refund", order_id="4711", amount="50.0"), RETURNED, AIMessage("R1")],
+            [call("refund", order="4711", amount="50.0"), RETURNED, AIMessage("R1")],
             id="a wrong amount",
         ),
         pytest.param(
-            [call("refund", order_id="4711", amount="5.00", note="x"), RETURNED, AIMessage("R1")],
+            [call("refund", order="4711", amount="5.00", note="x"), RETURNED, AIMessage("R1")],
             id="an argument too many",
         ),
-        pytest.param([call("order_status", order_id="4711"), AIMessage("R1")], id="another tool"),
+        pytest.param([call("order_status", order="4711"), AIMessage("R1")], id="another tool"),
         pytest.param([AIMessage("R1")], id="no tool"),
     ],
 )
@@ -246,7 +260,7 @@ def spoken(*messages: dict[str, Any]) -> Trajectory:
 
 
 def test_turns_begin_with_the_customer_and_spell_calls() -> None:
-    arguments = '{"order_id": "4711", "amount": 5, "note": "caf\\u00e9"}'
+    arguments = '{"order": "4711", "amount": 5, "note": "caf\\u00e9"}'
     asked = {"id": "a", "type": "function", "function": {"name": "refund", "arguments": arguments}}
     broken = {"id": "b", "type": "function", "function": {"name": "x", "arguments": "[1"}}
     trajectory = spoken(
@@ -260,7 +274,7 @@ def test_turns_begin_with_the_customer_and_spell_calls() -> None:
     )
     assert turns_of(trajectory) == [
         Turn("customer", "Refund 5"),
-        Turn("assistant", "", ('refund(order_id="4711", amount=5, note="café")', "x([1)")),
+        Turn("assistant", "", ('refund(order="4711", amount=5, note="café")', "x([1)")),
         Turn("refund", "R1"),
         Turn("assistant", "See R1"),
     ]
