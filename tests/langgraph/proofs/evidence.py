@@ -145,8 +145,12 @@ def origins(trajectory: Trajectory, *names: str) -> list[tuple[Any, ...]]:
 
 
 def levels(call: ModelCall) -> list[str]:
-    """The nodes that a call is inside of, outermost first; their tasks' ids left out."""
-    return [part.partition(":")[0] for part in str(call.origin.namespace).split("|")]
+    """The nodes that a call is inside of, outermost first; their tasks' ids left out.
+
+    LangGraph numbers the second and later graphs that one task calls: "boss:<id>|1|worker:<id>".
+    """
+    parts = str(call.origin.namespace).split("|")
+    return [part.partition(":")[0] for part in parts if not part.isdigit()]
 
 
 def _whole(call: ModelCall) -> list[int]:

@@ -1,0 +1,200 @@
+"""A plain StateGraph: loops, batches, streams left early, nodes with and without a config."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import RunnableConfig, RunnableLambda
+from langgraph.graph import END, START, MessagesState, StateGraph
+
+from art_langgraph import ChatArt
+from tests.langgraph.proofs.evidence import histories, origins, said
+from tests.langgraph.proofs.house import House, Talk
+
+
+def chain(*nodes: Any, state: Any = MessagesState) -> Any:
+    """Nodes one after the other, named after their functions."""
+    graph: Any = StateGraph(state)
+    graph.add_sequence(nodes)
+    graph.add_edge(START, nodes[0].__name__)
+    return graph
+
+
+def echo(talk: Talk) -> str:
+    return f"re {talk.last}"
+
+
+async def test_a_loop_is_one_history_and_every_round_a_step() -> None:
+    async def think(state: Any) -> Any:
+        return {"messages": [await ChatArt().ainvoke(state["messages"])]}
+
+    def more(state: Any) -> Any:
+        return {"messages": [HumanMessage("go on")]}
+
+    def after(state: Any) -> str:
+        return END if len(state["messages"]) > 5 else "more"
+
+    graph: Any = StateGraph(MessagesState)
+    graph.add_node(think)
+    graph.add_node(more)
+    graph.add_edge(START, "think")
+    graph.add_conditional_edges("think", after, ["more", END])
+    graph.add_edge("more", "think")
+    with House(lambda talk: f"thought {talk.count('assistant')}") as house:
+        trajectory = await house.play(graph)
+    assert histories(trajectory) == [["thought 0", "thought 1", "thought 2"]]
+    assert origins(trajectory, "node", "graph_step", "attempt") == [
+        ("think", 1, 1),
+        ("think", 3, 1),
+        ("think", 5, 1),
+    ]
+
+
+async def test_a_batch_in_a_node_is_as_many_calls() -> None:
+    asked = [[("user", f"q{i}")] for i in range(6)]
+
+    def sync(state: Any) -> Any:
+        return {"messages": ChatArt().batch(asked)}
+
+    async def async_(state: Any) -> Any:
+        return {"messages": await ChatArt().abatch(asked, config={"max_concurrency": 2})}
+
+    async def completed(state: Any) -> Any:
+        done = [m async for _, m in ChatArt().abatch_as_completed(asked)]
+        return {"messages": done}
+
+    with House(echo) as house:
+        trajectory = await house.play(chain(sync, async_, completed))
+    assert histories(trajectory) == sorted([[f"re q{i}"] for i in range(6)] * 3)
+    nodes = [o[0] for o in origins(trajectory, "node")]
+    assert sorted(nodes) == sorted(["sync", "async_", "completed"] * 6)
+    assert len({c.origin.run_id for c in trajectory.calls}) == 18
+
+
+async def test_batched_calls_that_fail_are_kept_beside_those_that_do_not() -> None:
+    async def node(state: Any) -> Any:
+        asked = [[("user", f"q{i}")] for i in range(4)]
+        found = await ChatArt(max_retries=0).abatch(asked, return_exceptions=True)
+        return {"messages": [m for m in found if isinstance(m, AIMessage)]}
+
+    with House(echo) as house:
+        house.faults.extend([503])
+        trajectory = await house.play(chain(node))
+    assert sum(c.error is None for c in trajectory.calls) == 3
+    assert len(trajectory.calls) == 4
+    assert len(trajectory.state["messages"]) == 4
+
+
+@pytest.mark.parametrize("sync", [True, False])
+async def test_a_stream_that_a_node_leaves_is_kept_and_not_trained(sync: bool) -> None:
+    """Its ids are not whole; the call after it is a sample of its own."""
+
+    def leaves(state: Any) -> Any:
+        first = next(iter(ChatArt().stream("long")))
+        return {"messages": [AIMessage(str(first.content))]}
+
+    async def aleaves(state: Any) -> Any:
+        async for chunk in ChatArt().astream("long"):
+            if chunk.content:
+                break
+        return {"messages": []}
+
+    async def asks(state: Any) -> Any:
+        return {"messages": [await ChatArt().ainvoke("short")]}
+
+    def says(talk: Talk) -> str:
+        return "x" * 400 if talk.user == "long" else "ok"
+
+    with House(says, delay=0.005) as house:
+        trajectory = await house.play(chain(leaves if sync else aleaves, asks))
+        for _ in range(100):
+            if not house.engine.running:
+                break
+            await asyncio.sleep(0.02)
+        assert house.engine.cancelled == 1
+    left, whole = trajectory.calls
+    assert "closed the response" in str(left.error)
+    assert left.origin.node == ("leaves" if sync else "aleaves")
+    assert said(whole) == "ok"
+    assert trajectory.completion_tokens == 3
+
+
+async def test_events_of_a_model_in_a_node_are_the_same_call() -> None:
+    async def node(state: Any) -> Any:
+        text = ""
+        async for event in ChatArt().astream_events(state["messages"], version="v2"):
+            if event["event"] == "on_chat_model_stream":
+                text += str(event["data"]["chunk"].content)
+        return {"messages": [AIMessage(text)]}
+
+    with House(echo) as house:
+        trajectory = await house.play(chain(node))
+    assert histories(trajectory) == [["re go"]]
+    assert trajectory.state["messages"][-1].content == "re go"
+
+
+# --- what a node does with its config
+
+
+class Mine(BaseCallbackHandler):
+    """A user's own handler."""
+
+    def __init__(self) -> None:
+        self.ended = 0
+
+    def on_llm_end(self, *_: Any, **__: Any) -> None:
+        self.ended += 1
+
+
+CONFIGS: dict[str, Any] = {
+    "none": lambda own, config: None,
+    "own callbacks": lambda own, config: {"callbacks": [own]},
+    "empty": lambda own, config: {"callbacks": [], "metadata": {}, "tags": []},
+    "the node's": lambda own, config: config,
+    "another run name": lambda own, config: {"run_name": "mine", "configurable": {"a": 1}},
+}
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_a_nodes_own_config_loses_nothing(kind: str, is_async: bool) -> None:
+    own = Mine()
+
+    def node(state: Any, config: RunnableConfig) -> Any:
+        given = CONFIGS[kind](own, config)
+        return {"messages": [ChatArt().invoke(state["messages"], given)]}
+
+    async def anode(state: Any, config: RunnableConfig) -> Any:
+        given = CONFIGS[kind](own, config)
+        return {"messages": [await ChatArt().ainvoke(state["messages"], given)]}
+
+    with House(echo) as house:
+        trajectory = await house.play(chain(anode if is_async else node))
+    assert histories(trajectory) == [["re go"]]
+    assert own.ended == (kind == "own callbacks")
+    assert origins(trajectory, "attempt", "graph_step") == [(1, 1)]
+
+
+async def test_a_model_inside_a_chain_inside_a_node() -> None:
+    """Prompt | model | function, bound, with a config of its own: still one call with its node."""
+    prompt = ChatPromptTemplate.from_messages([("system", "Be {mood}."), ("user", "{q}")])
+    piped = (
+        prompt
+        | ChatArt().bind(stop=["END"]).with_config({"tags": ["piped"], "callbacks": [Mine()]})
+        | RunnableLambda(lambda message: message)
+    )
+
+    async def node(state: Any) -> Any:
+        return {"messages": [await piped.ainvoke({"mood": "kind", "q": "hi"})]}
+
+    with House(lambda talk: f"{talk.system} hello END more") as house:
+        trajectory = await house.play(chain(node))
+    assert [said(c) for c in trajectory.calls] == ["Be kind. hello END"]
+    assert trajectory.state["messages"][-1].content == "Be kind. hello "
+    assert origins(trajectory, "node") == [("node",)]
+    assert trajectory.calls[0].sampling.stop == ("END",)
