@@ -255,10 +255,13 @@ async def _play(
     if not isinstance(runnable, PregelProtocol):
         trajectory.state = await runnable.ainvoke(input, config, **given)
         return
+    waiting: list[Any] = []  # of tasks side by side: each is told once, and then left out again
     async for state in runnable.astream(input, config, stream_mode="values", **given):
-        trajectory.state = state
         if isinstance(state, dict) and "__interrupt__" in state:
             trajectory.ended = "interrupted"
+            waiting.extend(state["__interrupt__"])
+        known = state if isinstance(state, dict) else {}  # another state is left out, as by ainvoke
+        trajectory.state = {**known, "__interrupt__": waiting} if waiting else state
 
 
 @asynccontextmanager
