@@ -18,17 +18,17 @@ from art_core.trajectories import Trajectory
 
 
 def prove(
-    trajectory: Trajectory, statuses: Sequence[int], records: Sequence[TokenRecord]
+    trajectory: Trajectory, requests: int, records: Sequence[TokenRecord]
 ) -> None:
-    """Fail unless each response of the server is one call, and each token record one sample.
+    """Fail unless each request that came is one call, and each whole token record one sample.
 
     Args:
-        statuses: of the responses that the server began for this rollout.
+        requests: how many came to the server in this rollout's name.
         records: the rollout's token records on the server.
     """
     assert "incomplete" not in trajectory.metadata, trajectory.metadata["incomplete"]
     calls = trajectory.calls
-    assert len(calls) == len(statuses)
+    assert len(calls) == requests
     assert len({call.key for call in calls}) == len(calls)
     assert sum(not call.error for call in calls) == sum(record.complete for record in records)
     found = {record.key: record for record in records}
@@ -38,8 +38,10 @@ def prove(
             _prove_call(call, found.pop(call.key))
         else:
             assert not call.trainable
-            found.pop(call.key, None)  # a call that broke off
-    assert not found, "the server answered more than was kept"
+            found.pop(call.key, None)  # an answer left early, which the client still saw the id of
+    unseen = sum(call.error is not None for call in calls)
+    assert not any(record.complete for record in found.values()), "an answer was lost"
+    assert len(found) <= unseen, "the server began more answers than calls broke off"
     trained = [call for call in calls if call.trainable]
     if trained:
         _prove_forest(trained)

@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from art_core.capture import Target
 from art_core.config import SamplingConfig
-from art_core.engine.base import AdapterRef, GenerateRequest
+from art_core.engine.base import AdapterRef, GenerateRequest, Tokenizer
 from art_core.engine.openai_routes import ChatService, ModelRegistry, create_app
 from art_core.engine.scripted import ScriptedEngine
 from art_core.engine.serving import LoopbackServer
@@ -80,6 +80,15 @@ class Talk:
         return sum(turn[0] == role for turn in self.turns)
 
 
+@dataclass
+class Request:
+    """What the endpoint's own log knows of a request."""
+
+    rollout_id: str | None
+    status: int | None = None
+    """None if no response was begun: the client left before."""
+
+
 Says = Callable[[Talk], str]
 
 
@@ -97,10 +106,12 @@ class House:
     delay: float = 0.0
     """Seconds before each delta of four tokens."""
     context_length: int = 32_768
+    tokenizer: Tokenizer | None = None
+    """None: bytes in ChatML."""
     faults: deque[int] = field(default_factory=deque)
     """Statuses of the next responses, in place of answers."""
-    answered: list[tuple[str | None, int]] = field(default_factory=list)
-    """(rollout id, status) of each response that was begun, in that order."""
+    requests: list[Request] = field(default_factory=list)
+    """What came, in that order."""
     asked: list[Talk] = field(default_factory=list)
     """What reached the engine."""
     came: threading.Event = field(default_factory=threading.Event)
@@ -108,7 +119,11 @@ class House:
 
     def __enter__(self) -> Self:
         self.engine = ScriptedEngine(
-            self._script, delta_tokens=4, delay=self.delay, context_length=self.context_length
+            self._script,
+            delta_tokens=4,
+            delay=self.delay,
+            context_length=self.context_length,
+            tokenizer=self.tokenizer,
         )
         self.records = RecordStore(None)
         registry = ModelRegistry("scripted")
@@ -144,9 +159,8 @@ class House:
     def prove(self, trajectory: Trajectory) -> None:
         """Fail unless every call of the rollout is a correct training record."""
         assert trajectory.rollout_id is not None
-        statuses = [status for id, status in self.answered if id == trajectory.rollout_id]
-        records = self.records.of_rollout(trajectory.rollout_id)
-        prove(trajectory, statuses, records)
+        came = sum(request.rollout_id == trajectory.rollout_id for request in self.requests)
+        prove(trajectory, came, self.records.of_rollout(trajectory.rollout_id))
 
     def _script(self, prompt: str, request: GenerateRequest) -> str:
         talk = Talk.of(prompt, request)
@@ -156,17 +170,18 @@ class House:
 
 
 class _Door:
-    """ASGI middleware that notes what is answered to whom, and answers with faults if told to."""
+    """ASGI middleware that notes what comes and what is answered; with faults, if told to."""
 
     def __init__(self, app: ASGIApp, house: House) -> None:
         self._app, self._house = app, house
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        rollout_id = Headers(scope=scope).get("x-art-rollout")
+        request = Request(Headers(scope=scope).get("x-art-rollout"))
+        self._house.requests.append(request)
 
         async def noted(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self._house.answered.append((rollout_id, message["status"]))
+                request.status = message["status"]
             await send(message)
 
         if not self._house.faults:
