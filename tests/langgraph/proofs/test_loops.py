@@ -59,7 +59,7 @@ def test_loops_in_two_threads_at_once() -> None:
             each.join()
     assert len(played) == 12
     assert all(histories(t) == whole(name) for name, t in played.items())
-    assert len(house.answered) == 24
+    assert len(house.requests) == 24
 
 
 def test_a_loop_inside_a_sync_node() -> None:

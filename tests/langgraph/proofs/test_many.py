@@ -57,7 +57,7 @@ async def test_256_rollouts_of_one_graph() -> None:
         assert [said(c) for c in trajectory.calls] == answers
         assert [m.content for m in trajectory.state["messages"]][1::2] == answers
         assert [c.origin.node for c in trajectory.calls] == ["first", "second", "third"]
-    assert Counter(status for _, status in house.answered) == {200: 3 * COUNT}
+    assert Counter(request.status for request in house.requests) == {200: 3 * COUNT}
     assert len({c.key for t in played for c in t.calls}) == 3 * COUNT
     assert sum(map(len, records)) == 3 * COUNT
     assert not house.service.drifts
