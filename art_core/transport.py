@@ -179,7 +179,7 @@ class _AsyncBody(httpx.AsyncByteStream):
 def _name(error: BaseException) -> str:
     """An exception in a line; leaving a generator early is the client's way to close.
 
-    The message of a cancel is between whoever cancels and its tasks: LangGraph puts an object there.
+    A cancel's message is between whoever cancels and its tasks: LangGraph puts an object there.
     """
     if isinstance(error, GeneratorExit):
         return _CLOSED

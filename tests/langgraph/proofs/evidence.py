@@ -17,9 +17,7 @@ from art_core.records import TokenRecord
 from art_core.trajectories import Trajectory
 
 
-def prove(
-    trajectory: Trajectory, requests: int, records: Sequence[TokenRecord]
-) -> None:
+def prove(trajectory: Trajectory, requests: int, records: Sequence[TokenRecord]) -> None:
     """Fail unless each request that came is one call, and each whole token record one sample.
 
     Args:

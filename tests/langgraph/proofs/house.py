@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -114,8 +115,6 @@ class House:
     """What came, in that order."""
     asked: list[Talk] = field(default_factory=list)
     """What reached the engine."""
-    came: threading.Event = field(default_factory=threading.Event)
-    """Set once the engine was asked."""
 
     def __enter__(self) -> Self:
         self.engine = ScriptedEngine(
@@ -162,10 +161,19 @@ class House:
         came = sum(request.rollout_id == trajectory.rollout_id for request in self.requests)
         prove(trajectory, came, self.records.of_rollout(trajectory.rollout_id))
 
+    async def idle(self) -> None:
+        """Wait until the engine has noticed that nobody waits for its answers."""
+        await asyncio.to_thread(self._wait)
+
+    def _wait(self) -> None:
+        until = time.monotonic() + 20
+        while self.engine.running and time.monotonic() < until:
+            time.sleep(0.01)
+        time.sleep(0.05)  # the record is stored right after
+
     def _script(self, prompt: str, request: GenerateRequest) -> str:
         talk = Talk.of(prompt, request)
         self.asked.append(talk)
-        self.came.set()
         return self.says(talk)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -77,7 +78,7 @@ async def test_a_branch_that_fails_while_another_one_is_being_answered() -> None
         graph.add_edge(START, node.__name__)
     with House(lambda talk: "x" * 800 if talk.user == "slow" else "ok", delay=0.01) as house:
         trajectory = await rollout(graph, {"messages": []}, model=house.target())
-        await idle(house)
+        await house.idle()
         records = house.records.of_rollout(str(trajectory.rollout_id))
     assert (trajectory.ended, trajectory.reward) == ("error", 0.0)
     whole = {call.origin.node: call.error is None for call in trajectory.calls}
@@ -89,18 +90,22 @@ async def test_a_branch_that_fails_while_another_one_is_being_answered() -> None
 async def test_a_cancel_in_the_middle_of_an_answer_stops_the_engine() -> None:
     """Two calls answered, the third cut: the cancel travels on, the server keeps all three."""
 
+    third = threading.Event()
+
     def says(talk: Talk) -> str:
-        return forever(talk) if talk.count("tool") < 2 else "x" * 4000
+        if talk.count("tool") < 2:
+            return forever(talk)
+        third.set()
+        return "x" * 4000
 
     agent = create_agent(ChatArt(), [look])
     with House(says, delay=0.005) as house:
         playing = asyncio.create_task(house.play(agent, rollout_id="cut"))
-        while len(house.asked) < 3:
-            await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(third.wait, 20)
         playing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await playing
-        await idle(house)
+        await house.idle()
         records = house.records.of_rollout("cut")
     assert [record.complete for record in records] == [True, True, False]
     assert house.engine.cancelled == 1
@@ -128,7 +133,7 @@ async def test_out_of_time_in_the_middle_of_an_answer() -> None:
 
     with House(says, delay=0.005) as house:
         trajectory = await house.play(create_agent(ChatArt(), [look]), timeout=2.0)
-        await idle(house)
+        await house.idle()
     assert (trajectory.ended, trajectory.reward) == ("timeout", 0.0)
     assert histories(trajectory) == [first(1)]
     assert [c.error is None for c in trajectory.calls] == [True, False]
@@ -185,11 +190,3 @@ async def test_failures_in_a_group_lose_no_call() -> None:
 
 def failed(group: TrajectoryGroup) -> list[Trajectory]:
     return [e.trajectory for e in group.exceptions if isinstance(e, RolloutFailure)]
-
-
-async def idle(house: House) -> None:
-    """Wait until the engine has noticed that nobody waits for its answers."""
-    async with asyncio.timeout(20):
-        while house.engine.running:
-            await asyncio.sleep(0.01)
-    await asyncio.sleep(0.05)  # the record is stored right after

@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 from langchain.agents import create_agent
+from langgraph.graph import START, MessagesState, StateGraph
 
 from art_core.trajectories import Trajectory
 from art_langgraph import ChatArt
@@ -42,10 +43,8 @@ def test_loops_in_two_threads_at_once() -> None:
 
     async def several(house: House, name: str) -> None:
         names = [f"{name}{i}" for i in range(6)]
-        for found, one in zip(
-            await asyncio.gather(*(house.play(agent, one) for one in names)), names, strict=True
-        ):
-            played[one] = found
+        found = await asyncio.gather(*(house.play(agent, one) for one in names))
+        played.update(zip(names, found, strict=True))
 
     def thread(house: House, name: str) -> None:
         meet.wait()
@@ -69,8 +68,6 @@ def test_a_loop_inside_a_sync_node() -> None:
     def node(state: Any) -> Any:
         made = asyncio.run(agent.ainvoke({"messages": [("user", "inner")]}))
         return {"messages": [made["messages"][-1]]}
-
-    from langgraph.graph import START, MessagesState, StateGraph
 
     graph: Any = StateGraph(MessagesState)
     graph.add_node("node", node)

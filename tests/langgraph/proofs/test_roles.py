@@ -95,7 +95,7 @@ async def test_an_instruction_stays_where_it_was_put(kind: str) -> None:
     assert histories(trajectory) == [["yo"]]
 
 
-async def test_a_template_that_refuses_a_late_instruction_says_so_before_anything_is_spent() -> None:
+async def test_a_template_that_refuses_a_late_instruction_says_so_first() -> None:
     with House(lambda _: "yo", tokenizer=byte_tokenizer(STRICT)) as house:
         graph = asks(HumanMessage("hi"), SystemMessage("rhyme"))
         with pytest.raises(RolloutFailure, match="must be at the beginning") as failure:
@@ -115,8 +115,8 @@ async def test_results_of_functions_and_tools_are_tool_turns() -> None:
 
 async def test_a_role_that_nobody_knows_is_refused_by_its_name() -> None:
     with House(lambda _: "yo") as house:
+        graph = asks(HumanMessage("hi"), ChatMessage("so-so", role="critic"))
         with pytest.raises(RolloutFailure, match="'critic'"):
-            graph = asks(HumanMessage("hi"), ChatMessage("so-so", role="critic"))
             await rollout(graph, {"messages": []}, model=house.target())
     assert not house.asked
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -112,10 +111,7 @@ async def test_a_stream_that_a_node_leaves_is_kept_and_not_trained(sync: bool) -
 
     with House(says, delay=0.005) as house:
         trajectory = await house.play(chain(leaves if sync else aleaves, asks))
-        for _ in range(100):
-            if not house.engine.running:
-                break
-            await asyncio.sleep(0.02)
+        await house.idle()
         assert house.engine.cancelled == 1
     left, whole = trajectory.calls
     assert "closed the response" in str(left.error)
