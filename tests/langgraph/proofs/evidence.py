@@ -162,4 +162,4 @@ def _whole(call: ModelCall) -> list[int]:
 def _goes_on(call: ModelCall, before: ModelCall) -> bool:
     assert call.prompt_ids is not None
     whole = _whole(before)
-    return call.prompt_ids[: len(whole)].tolist() == whole
+    return bool(call.prompt_ids[: len(whole)].tolist() == whole)
