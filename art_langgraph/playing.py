@@ -66,7 +66,13 @@ async def play(graph: Runnable[Any, Any], part: Part, trajectory: Trajectory) ->
     for asked in range(part.max_interrupts + 1):
         interrupts = await _run(runnable, following, part.config, given, trajectory)
         if not interrupts:
-            trajectory.ended = "completed"
+            stopped = await _stopped_before(runnable, part.config)
+            trajectory.ended = "interrupted" if stopped else "completed"
+            if stopped:
+                trajectory.log(
+                    f"the graph was compiled to stop before {', '.join(stopped)}, and did; go on "
+                    "with rollout(graph, None, continue_=trajectory)"
+                )
             return
         if part.on_interrupt is None:
             trajectory.log(
@@ -99,6 +105,16 @@ async def _run(
             trajectory.ended = "interrupted"
         trajectory.state = {**known, _INTERRUPT: tuple(interrupts)} if interrupts else state
     return interrupts
+
+
+async def _stopped_before(
+    runnable: PregelProtocol[Any, Any, Any, Any], config: RunnableConfig
+) -> tuple[str, ...]:
+    """The nodes that were to run next where `compile(interrupt_before=...)` or `interrupt_after`
+    ended the run; the states that are streamed don't tell of it.
+    """
+    stops = (getattr(runnable, f"interrupt_{when}_nodes", ()) for when in ("before", "after"))
+    return (await runnable.aget_state(config)).next if any(stops) else ()
 
 
 async def _answer(on_interrupt: OnInterrupt, interrupts: Sequence[Interrupt]) -> Command[Any]:

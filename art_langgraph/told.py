@@ -33,8 +33,9 @@ def told_of(
         if run.error is not None:
             trajectory.log(f"tool {run.name} raised {run.error}")
     if trajectory.ended == "interrupted":
-        interrupts = trajectory.state["__interrupt__"]
-        told["interrupts"] = [{"id": i.id, "value": repr(i.value)} for i in interrupts]
+        state = trajectory.state if isinstance(trajectory.state, dict) else {}
+        asked = state.get("__interrupt__", ())  # none where the graph was compiled to stop
+        told["interrupts"] = [{"id": i.id, "value": repr(i.value)} for i in asked]
     return told
 
 

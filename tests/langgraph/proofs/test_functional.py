@@ -49,7 +49,6 @@ async def test_tasks_side_by_side_are_calls_of_their_own() -> None:
 async def test_a_task_that_is_tried_again_counts_its_attempts() -> None:
     tries: list[str] = []
 
-    @task(retry_policy=RetryPolicy(max_attempts=3, initial_interval=0.01, retry_on=ValueError))
     async def write(topic: str) -> str:
         said = str((await ChatArt().ainvoke(topic)).content)
         tries.append(said)
@@ -57,9 +56,12 @@ async def test_a_task_that_is_tried_again_counts_its_attempts() -> None:
             raise ValueError("once more")
         return said
 
+    policy = RetryPolicy(max_attempts=3, initial_interval=0.01, retry_on=ValueError)
+    writing: Any = task(write, retry_policy=policy)
+
     @entrypoint()
     async def essay(topic: str) -> str:
-        return await write(topic)
+        return str(await writing(topic))
 
     words = iter(["bad", "better", "good"])
     with House(lambda _: next(words)) as house:
@@ -95,14 +97,14 @@ async def test_an_interrupted_entrypoint_does_not_ask_again_for_what_it_knows() 
 
 
 async def test_a_cached_task_is_asked_once() -> None:
-    @task(cache_policy=CachePolicy())
     async def write(topic: str) -> str:
         return str((await ChatArt().ainvoke(topic)).content)
 
+    writing: Any = task(write, cache_policy=CachePolicy())
+
     @entrypoint(cache=InMemoryCache())
     async def essay(topic: str) -> list[str]:
-        first = await write(topic)
-        return [first, await write(topic)]
+        return [await writing(topic), await writing(topic)]
 
     with House(lambda talk: f"re {talk.last}") as house:
         trajectory = await house.play(essay, ["a"])

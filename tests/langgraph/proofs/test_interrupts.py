@@ -120,16 +120,23 @@ async def test_a_pause_beside_a_node_that_ends_later_is_still_told() -> None:
     assert trajectory.state["messages"][-1].content == "re beside"
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="rollout says 'completed' where a graph stopped at compile(interrupt_before=[...]): "
-    "the values it streams don't say so; aget_state(config).next would",
-)
-async def test_a_stop_that_was_compiled_in_is_no_end() -> None:
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_stop_that_was_compiled_in_is_no_end_and_can_be_gone_on_from(when: Any) -> None:
+    async def first(state: Any) -> Any:
+        return {"messages": [await ChatArt().ainvoke("first")]}
+
+    async def second(state: Any) -> Any:
+        return {"messages": [await ChatArt().ainvoke("second")]}
+
     graph: Any = StateGraph(MessagesState)
-    graph.add_sequence([("first", asks_then_waits), ("second", asks_then_waits)])
+    graph.add_sequence([first, second])
     graph.add_edge(START, "first")
-    stops = graph.compile(checkpointer=InMemorySaver(), interrupt_before=["first"])
-    with House(echo) as house, pytest.warns(match="without a call"):
+    where = {"interrupt_before": ["second"]} if when == "before" else {"interrupt_after": ["first"]}
+    stops = graph.compile(checkpointer=InMemorySaver(), **where)
+    with House(echo) as house:
         trajectory = await house.play(stops)
-    assert trajectory.ended == "interrupted"
+        assert (trajectory.ended, len(trajectory.calls)) == ("interrupted", 1)
+        assert "stop before second" in trajectory.logs[-1]
+        whole = await house.play(stops, None, continue_=trajectory)
+    assert whole.ended == "completed"
+    assert histories(whole) == [["re first"], ["re second"]]

@@ -144,3 +144,18 @@ async def test_a_run_that_waits_for_approval_is_a_trajectory_that_says_so() -> N
     assert (asked.ended, answered.ended) == ("interrupted", "completed")
     assert [histories(t) for t in (asked, answered)] == [[[ONE_LOOK]], [["Done."]]]
     assert len({c.key for t in (asked, answered) for c in t.calls}) == 2
+
+
+async def test_approval_given_on_the_way_and_later_is_one_trajectory_and_one_history() -> None:
+    """Answered by `on_interrupt`, or by a resume that continues the trajectory: the same ids."""
+    approval = HumanInTheLoopMiddleware({"look": True})
+    agent = create_agent(ChatArt(), [look], middleware=[approval], checkpointer=InMemorySaver())
+    decision = {"decisions": [{"type": "approve"}]}
+    with House(lambda talk: ONE_LOOK if talk.role == "user" else "Done.") as house:
+        at_once = await house.play(agent, on_interrupt=lambda _: decision)
+        waiting = await house.play(agent)
+        assert (waiting.ended, len(waiting.calls)) == ("interrupted", 1)
+        later = await house.play(agent, Command(resume=decision), continue_=waiting)
+    assert [t.ended for t in (at_once, later)] == ["completed", "completed"]
+    assert [histories(t) for t in (at_once, later)] == [[[ONE_LOOK, "Done."]]] * 2
+    assert not house.service.drifts

@@ -61,7 +61,11 @@ def asks(*messages: Any) -> Any:
 
 @pytest.mark.parametrize(
     "instruction",
-    [DEVELOPER, ChatMessage("rhyme", role="developer"), {"role": "developer", "content": "rhyme"}],
+    [
+        DEVELOPER,
+        ChatMessage(content="rhyme", role="developer"),
+        {"role": "developer", "content": "rhyme"},
+    ],
     ids=["system message with a role", "chat message", "dict"],
 )
 async def test_case_007(instruction: Any) -> None:
@@ -107,7 +111,7 @@ async def test_a_template_that_refuses_a_late_instruction_says_so_first() -> Non
 async def test_results_of_functions_and_tools_are_tool_turns() -> None:
     called = AIMessage("", tool_calls=[{"name": "look", "args": {"q": "x"}, "id": "c1"}])
     messages = [HumanMessage("hi"), called, ToolMessage("seen", tool_call_id="c1")]
-    function = FunctionMessage("counted", name="count")
+    function = FunctionMessage(content="counted", name="count")
     with House(lambda _: "yo") as house:
         await house.play(asks(*messages, function))
     assert house.asked[0].turns[-2:] == (("tool", "seen"), ("tool", "counted"))
@@ -115,7 +119,7 @@ async def test_results_of_functions_and_tools_are_tool_turns() -> None:
 
 async def test_a_role_that_nobody_knows_is_refused_by_its_name() -> None:
     with House(lambda _: "yo") as house:
-        graph = asks(HumanMessage("hi"), ChatMessage("so-so", role="critic"))
+        graph = asks(HumanMessage("hi"), ChatMessage(content="so-so", role="critic"))
         with pytest.raises(RolloutFailure, match="'critic'"):
             await rollout(graph, {"messages": []}, model=house.target())
     assert not house.asked

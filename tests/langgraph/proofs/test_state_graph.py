@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -9,7 +10,9 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableConfig, RunnableLambda
+from langgraph.errors import NodeTimeoutError
 from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.types import RetryPolicy
 
 from art_langgraph import ChatArt
 from tests.langgraph.proofs.evidence import histories, origins, said
@@ -55,7 +58,7 @@ async def test_a_loop_is_one_history_and_every_round_a_step() -> None:
 
 
 async def test_a_batch_in_a_node_is_as_many_calls() -> None:
-    asked = [[("user", f"q{i}")] for i in range(6)]
+    asked: list[Any] = [[("user", f"q{i}")] for i in range(6)]
 
     def sync(state: Any) -> Any:
         return {"messages": ChatArt().batch(asked)}
@@ -77,8 +80,8 @@ async def test_a_batch_in_a_node_is_as_many_calls() -> None:
 
 async def test_batched_calls_that_fail_are_kept_beside_those_that_do_not() -> None:
     async def node(state: Any) -> Any:
-        asked = [[("user", f"q{i}")] for i in range(4)]
-        found = await ChatArt(max_retries=0).abatch(asked, return_exceptions=True)
+        asked: list[Any] = [[("user", f"q{i}")] for i in range(4)]
+        found: list[Any] = await ChatArt(max_retries=0).abatch(asked, return_exceptions=True)
         return {"messages": [m for m in found if isinstance(m, AIMessage)]}
 
     with House(echo) as house:
@@ -132,6 +135,84 @@ async def test_events_of_a_model_in_a_node_are_the_same_call() -> None:
         trajectory = await house.play(chain(node))
     assert histories(trajectory) == [["re go"]]
     assert trajectory.state["messages"][-1].content == "re go"
+
+
+async def test_an_edge_that_asks_a_model_where_to_go() -> None:
+    """The call belongs to the node that the edge leaves."""
+
+    async def start(state: Any) -> Any:
+        return {"messages": [await ChatArt().ainvoke("begin")]}
+
+    async def route(state: Any) -> str:
+        return str((await ChatArt(role="router").ainvoke("where?")).content)
+
+    def left(state: Any) -> Any:
+        return {"messages": [ChatArt().invoke("go left")]}
+
+    graph: Any = StateGraph(MessagesState)
+    graph.add_node(start)
+    graph.add_node(left)
+    graph.add_edge(START, "start")
+    graph.add_conditional_edges("start", route, ["left", END])
+    with House(lambda talk: "left" if talk.last == "where?" else f"re {talk.last}") as house:
+        trajectory = await house.play(graph)
+    assert origins(trajectory, "node", "role", "graph_step") == [
+        ("start", None, 1),
+        ("start", "router", 1),
+        ("left", None, 2),
+    ]
+
+
+async def test_the_handler_of_a_nodes_error_may_ask_as_well() -> None:
+    async def fails(state: Any) -> Any:
+        await ChatArt().ainvoke("try")
+        raise ValueError("no")
+
+    async def mends(state: Any) -> Any:
+        return {"messages": [await ChatArt().ainvoke("mend")]}
+
+    graph: Any = StateGraph(MessagesState)
+    graph.add_node("node", fails, error_handler=mends, metadata={"mine": 1})
+    graph.add_edge(START, "node")
+    with House(echo) as house:
+        trajectory = await house.play(graph)
+    assert trajectory.ended == "completed"
+    assert histories(trajectory) == [["re mend"], ["re try"]]
+
+
+async def test_a_node_that_runs_out_of_time_is_tried_again() -> None:
+    """The first answer is cut by the node's own limit; the second try's is whole."""
+    slow = iter([True, False])
+
+    async def node(state: Any) -> Any:
+        long = next(slow)
+        return {"messages": [await ChatArt().ainvoke("long" if long else "short")]}
+
+    graph: Any = StateGraph(MessagesState)
+    again = RetryPolicy(max_attempts=2, initial_interval=0.01, retry_on=NodeTimeoutError)
+    graph.add_node("node", node, timeout=1.5, retry_policy=again)
+    graph.add_edge(START, "node")
+    with House(lambda talk: "x" * 40_000 if talk.user == "long" else "ok", delay=0.005) as house:
+        trajectory = await house.play(graph)
+        await house.idle()
+        assert house.engine.cancelled == 1
+    assert [c.error is None for c in trajectory.calls] == [False, True]
+    assert origins(trajectory, "attempt") == [(1,), (2,)]
+    assert trajectory.ended == "completed"
+
+
+async def test_a_call_that_no_node_waits_for_is_kept_if_it_ends_soon() -> None:
+    left: list[Any] = []
+
+    async def node(state: Any) -> Any:
+        left.append(asyncio.create_task(ChatArt().ainvoke("aside")))
+        return {"messages": [await ChatArt().ainvoke("main")]}
+
+    with House(echo) as house:
+        trajectory = await house.play(chain(node))
+        await left[0]
+    assert histories(trajectory) == [["re aside"], ["re main"]]
+    assert origins(trajectory, "node") == [("node",), ("node",)]
 
 
 # --- what a node does with its config

@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -68,8 +69,12 @@ async def bare_thread_with_context(config: Any) -> None:
         await asyncio.to_thread(thread.join)
 
 
+def _asks(number: int, _: Any) -> Any:
+    return ask(f"q{number}")
+
+
 async def parallel_runnables(config: Any) -> None:
-    branches = {f"b{i}": RunnableLambda(lambda _, i=i: ask(f"q{i}")) for i in range(3)}
+    branches = {f"b{i}": RunnableLambda(partial(_asks, i)) for i in range(3)}
     await asyncio.to_thread(RunnableParallel(branches).invoke, "x")
 
 
