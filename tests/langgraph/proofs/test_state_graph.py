@@ -1,4 +1,4 @@
-"""A plain StateGraph: loops, batches, streams left early, nodes with and without a config."""
+"""A plain StateGraph: loops, batches, streams, edges and handlers that ask, time limits."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage, HumanMessage
-from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.runnables import RunnableConfig, RunnableLambda
 from langgraph.errors import NodeTimeoutError
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import RetryPolicy
@@ -213,65 +210,3 @@ async def test_a_call_that_no_node_waits_for_is_kept_if_it_ends_soon() -> None:
         await left[0]
     assert histories(trajectory) == [["re aside"], ["re main"]]
     assert origins(trajectory, "node") == [("node",), ("node",)]
-
-
-# --- what a node does with its config
-
-
-class Mine(BaseCallbackHandler):
-    """A user's own handler."""
-
-    def __init__(self) -> None:
-        self.ended = 0
-
-    def on_llm_end(self, *_: Any, **__: Any) -> None:
-        self.ended += 1
-
-
-CONFIGS: dict[str, Any] = {
-    "none": lambda own, config: None,
-    "own callbacks": lambda own, config: {"callbacks": [own]},
-    "empty": lambda own, config: {"callbacks": [], "metadata": {}, "tags": []},
-    "the node's": lambda own, config: config,
-    "another run name": lambda own, config: {"run_name": "mine", "configurable": {"a": 1}},
-}
-
-
-@pytest.mark.parametrize("kind", CONFIGS)
-@pytest.mark.parametrize("is_async", [True, False])
-async def test_a_nodes_own_config_loses_nothing(kind: str, is_async: bool) -> None:
-    own = Mine()
-
-    def node(state: Any, config: RunnableConfig) -> Any:
-        given = CONFIGS[kind](own, config)
-        return {"messages": [ChatArt().invoke(state["messages"], given)]}
-
-    async def anode(state: Any, config: RunnableConfig) -> Any:
-        given = CONFIGS[kind](own, config)
-        return {"messages": [await ChatArt().ainvoke(state["messages"], given)]}
-
-    with House(echo) as house:
-        trajectory = await house.play(chain(anode if is_async else node))
-    assert histories(trajectory) == [["re go"]]
-    assert own.ended == (kind == "own callbacks")
-    assert origins(trajectory, "attempt", "graph_step") == [(1, 1)]
-
-
-async def test_a_model_inside_a_chain_inside_a_node() -> None:
-    """Prompt | model | function, bound, with a config of its own: still one call with its node."""
-    prompt = ChatPromptTemplate.from_messages([("system", "Be {mood}."), ("user", "{q}")])
-    piped = (
-        prompt
-        | ChatArt().bind(stop=["END"]).with_config({"tags": ["piped"], "callbacks": [Mine()]})
-        | RunnableLambda(lambda message: message)
-    )
-
-    async def node(state: Any) -> Any:
-        return {"messages": [await piped.ainvoke({"mood": "kind", "q": "hi"})]}
-
-    with House(lambda talk: f"{talk.system} hello END more") as house:
-        trajectory = await house.play(chain(node))
-    assert [said(c) for c in trajectory.calls] == ["Be kind. hello END"]
-    assert trajectory.state["messages"][-1].content == "Be kind. hello "
-    assert origins(trajectory, "node") == [("node",)]
-    assert trajectory.calls[0].sampling.stop == ("END",)
