@@ -57,7 +57,8 @@ async def test_a_task_that_is_tried_again_counts_its_attempts() -> None:
         return said
 
     policy = RetryPolicy(max_attempts=3, initial_interval=0.01, retry_on=ValueError)
-    writing: Any = task(write, retry_policy=policy)
+    as_task: Any = task  # its overloads know no function with settings
+    writing = as_task(write, retry_policy=policy)
 
     @entrypoint()
     async def essay(topic: str) -> str:
@@ -100,7 +101,8 @@ async def test_a_cached_task_is_asked_once() -> None:
     async def write(topic: str) -> str:
         return str((await ChatArt().ainvoke(topic)).content)
 
-    writing: Any = task(write, cache_policy=CachePolicy())
+    as_task: Any = task  # its overloads know no function with settings
+    writing = as_task(write, cache_policy=CachePolicy())
 
     @entrypoint(cache=InMemoryCache())
     async def essay(topic: str) -> list[str]:

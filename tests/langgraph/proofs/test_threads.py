@@ -136,3 +136,36 @@ async def test_a_bare_pool_is_a_typed_error_and_the_record_is_not_whole() -> Non
     assert [c.message["content"] for c in trajectory.calls] == ["re first"]
     assert asked == ["first"]
     assert trajectory.metadata["incomplete"]
+
+
+@pytest.mark.parametrize("passes_config", [True, False])
+async def test_a_worker_that_is_older_than_the_rollout(passes_config: bool) -> None:
+    """A task that serves all rollouts has the context of none; the node's config is a carrier."""
+    orders: asyncio.Queue[tuple[Any, asyncio.Future[Any]]] = asyncio.Queue()
+
+    async def serve() -> None:
+        while True:
+            config, answer = await orders.get()
+            try:
+                answer.set_result(await LLM.ainvoke("q", config))
+            except CaptureError as error:
+                answer.set_exception(error)
+
+    async def node(state: Any, config: RunnableConfig) -> Any:
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        await orders.put((config if passes_config else None, answer))
+        return {"messages": [await answer]}
+
+    worker = asyncio.create_task(serve())
+    with House(lambda talk: f"re {talk.last}") as house:
+        if passes_config:
+            trajectory = await house.play(one_node(node))
+            assert histories(trajectory) == [["re q"]]
+            assert origins(trajectory, "node", "graph_step") == [("node", 1)]
+        else:
+            with pytest.raises(RolloutFailure) as failure:
+                await rollout(one_node(node), {"messages": []}, model=house.target())
+            assert isinstance(failure.value.__cause__, CaptureError)
+            assert failure.value.trajectory.metadata["incomplete"]
+            assert not house.requests
+    worker.cancel()
