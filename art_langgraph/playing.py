@@ -61,6 +61,8 @@ async def play(graph: Runnable[Any, Any], part: Part, trajectory: Trajectory) ->
     given: dict[str, Any] = {} if part.context is None else {"context": part.context}
     if not isinstance(runnable, PregelProtocol):
         trajectory.state = await runnable.ainvoke(part.input, part.config, **given)
+        if isinstance(trajectory.state, dict) and _INTERRUPT in trajectory.state:
+            trajectory.ended = "interrupted"  # of a graph inside
         return
     following = part.input
     for asked in range(part.max_interrupts + 1):
@@ -163,7 +165,7 @@ async def _check(runnable: Runnable[Any, Any], part: Part) -> None:
     if getattr(runnable, "checkpointer", True) in (None, False):
         what = "continue_" if part.continues else "on_interrupt"
         raise NotPlayable(f"{what} needs a graph with a checkpointer, and this has none", fix=_FIX)
-    if part.continues and not (await runnable.aget_state(part.config)).values:
+    if part.continues and not (await runnable.aget_state(part.config)).created_at:
         raise NotPlayable(
             "the graph's checkpointer does not know the thread to go on with",
             got=(part.config.get("configurable") or {}).get("thread_id"),

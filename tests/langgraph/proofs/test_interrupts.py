@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.func import entrypoint
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, interrupt
 
@@ -140,3 +141,27 @@ async def test_a_stop_that_was_compiled_in_is_no_end_and_can_be_gone_on_from(whe
         whole = await house.play(stops, None, continue_=trajectory)
     assert whole.ended == "completed"
     assert histories(whole) == [["re first"], ["re second"]]
+
+
+async def test_a_pause_of_a_graph_inside_another_runnable_is_told() -> None:
+    graph = graph_of(node=asks_then_waits)
+    with House(echo) as house:
+        played = [await house.play(runnable) for runnable in (graph.bind(), graph.with_retry())]
+    assert [t.ended for t in played] == ["interrupted"] * 2
+    assert [t.metadata["graph"]["interrupts"][0]["value"] for t in played] == ["'re before'"] * 2
+
+
+async def test_an_entrypoint_that_has_returned_nothing_yet_is_gone_on_with() -> None:
+    """Its thread is known, though there is no value in it."""
+
+    @entrypoint(checkpointer=InMemorySaver())
+    async def talk(question: str) -> str:
+        said = await ChatArt().ainvoke(question)
+        return f"{said.content} {interrupt('well?')}"
+
+    with House(echo) as house:
+        trajectory = await house.play(talk, ["q"])
+        assert trajectory.ended == "interrupted"
+        whole = await house.play(talk, Command(resume="yes"), continue_=trajectory)
+    assert (whole.ended, whole.state) == ("completed", "re q yes")
+    assert histories(whole) == [["re q"], ["re q"]]
