@@ -120,20 +120,6 @@ async def test_a_stream_that_a_node_leaves_is_kept_and_not_trained(sync: bool) -
     assert trajectory.completion_tokens == 3
 
 
-async def test_events_of_a_model_in_a_node_are_the_same_call() -> None:
-    async def node(state: Any) -> Any:
-        text = ""
-        async for event in ChatArt().astream_events(state["messages"], version="v2"):
-            if event["event"] == "on_chat_model_stream":
-                text += str(event["data"]["chunk"].content)
-        return {"messages": [AIMessage(text)]}
-
-    with House(echo) as house:
-        trajectory = await house.play(chain(node))
-    assert histories(trajectory) == [["re go"]]
-    assert trajectory.state["messages"][-1].content == "re go"
-
-
 async def test_an_edge_that_asks_a_model_where_to_go() -> None:
     """The call belongs to the node that the edge leaves."""
 
