@@ -133,8 +133,8 @@ def test_spelling_is_no_mismatch() -> None:
         "content": None,
         "tool_calls": [{"id": "c", "type": "function", "function": function}],
     }
-    shown = {**said, "content": "", "tool_calls": [{"id": "c", "function": {**function}}]}
-    shown["tool_calls"][0]["function"]["arguments"] = '{"a": 1}'
+    again = {**function, "arguments": '{"a": 1}'}
+    shown = {**said, "content": "", "tool_calls": [{"id": "c", "function": again}]}
     parts = [{"role": "user", "content": [{"type": "text", "text": "q"}]}]
     client = seen(message=shown, request={"messages": parts})
     (call,) = joined([client], record(message=said)).calls
