@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from langchain.agents import create_agent
-from langchain_core.messages import HumanMessage
+from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.cache.memory import InMemoryCache
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
@@ -115,4 +115,26 @@ async def test_a_cached_node_is_no_sample() -> None:
     assert histories(first) == [["re q"], ["re r"]]
     assert histories(second) == [["re r"]]
     assert origins(second, "node") == [("last",)]
+    assert len(second.state["messages"]) == 3
+
+
+async def test_an_old_answer_out_of_a_store_is_no_lost_call() -> None:
+    """The second rollout's state holds the first one's answer: said before, and told by no one."""
+
+    async def node(state: Any, runtime: Runtime) -> Any:
+        assert runtime.store is not None
+        known = await runtime.store.aget(("answers",), "last")
+        old = [] if known is None else [AIMessage(**known.value)]
+        said = await ChatArt().ainvoke([*old, HumanMessage("q")])
+        kept = {"content": said.content, "response_metadata": said.response_metadata}
+        await runtime.store.aput(("answers",), "last", kept)
+        return {"messages": [*old, said]}
+
+    graph: Any = StateGraph(MessagesState)
+    graph.add_node("node", node)
+    graph.add_edge(START, "node")
+    compiled = graph.compile(store=InMemoryStore())
+    with House(turn) as house:
+        first, second = [await house.play(compiled) for _ in range(2)]
+    assert [histories(t) for t in (first, second)] == [[["turn 0"]], [["turn 1"]]]
     assert len(second.state["messages"]) == 3
