@@ -59,7 +59,7 @@ async def test_a_rollout_played_inside_a_node_is_in_both_trajectories_once() -> 
 
 
 async def test_free_code_around_graphs_and_bare_models() -> None:
-    agent = create_agent(ChatArt(), [look])
+    agent: Any = create_agent(ChatArt(), [look])
 
     def says(talk: Talk) -> str:
         if talk.user == "plan":
@@ -99,7 +99,7 @@ async def test_two_captures_side_by_side_do_not_see_each_other() -> None:
 
 
 async def test_a_wrapped_function_that_plays_a_graph() -> None:
-    agent = create_agent(ChatArt(), [look])
+    agent: Any = create_agent(ChatArt(), [look])
 
     async def play(name: str) -> Trajectory:
         state = await agent.ainvoke({"messages": [("user", name)]})
