@@ -8,6 +8,7 @@ received, recorded at the latest when the response is closed, whatever closes it
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 import threading
@@ -34,7 +35,8 @@ HOLD_TIMEOUT = 1200.0
 ROLLOUT_HEADER = "x-art-rollout"
 
 _CLOSED = "the client closed the response before its end"
-CALLER_LEFT = (_CLOSED, "CancelledError")
+_CANCELLED = "CancelledError"
+CALLER_LEFT = (_CLOSED, _CANCELLED)
 """Errors of calls that their own caller did not wait for."""
 
 _CHAT = "/chat/completions"
@@ -175,9 +177,14 @@ class _AsyncBody(httpx.AsyncByteStream):
 
 
 def _name(error: BaseException) -> str:
-    """An exception in a line; leaving a generator early is the client's way to close."""
+    """An exception in a line; leaving a generator early is the client's way to close.
+
+    A cancel's message is between whoever cancels and its tasks: LangGraph puts an object there.
+    """
     if isinstance(error, GeneratorExit):
         return _CLOSED
+    if isinstance(error, asyncio.CancelledError):
+        return _CANCELLED
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 

@@ -61,12 +61,20 @@ async def play(graph: Runnable[Any, Any], part: Part, trajectory: Trajectory) ->
     given: dict[str, Any] = {} if part.context is None else {"context": part.context}
     if not isinstance(runnable, PregelProtocol):
         trajectory.state = await runnable.ainvoke(part.input, part.config, **given)
+        if isinstance(trajectory.state, dict) and _INTERRUPT in trajectory.state:
+            trajectory.ended = "interrupted"  # of a graph inside
         return
     following = part.input
     for asked in range(part.max_interrupts + 1):
         interrupts = await _run(runnable, following, part.config, given, trajectory)
         if not interrupts:
-            trajectory.ended = "completed"
+            stopped = await _stopped_before(runnable, part.config)
+            trajectory.ended = "interrupted" if stopped else "completed"
+            if stopped:
+                trajectory.log(
+                    f"the graph was compiled to stop before {', '.join(stopped)}, and did; go on "
+                    "with rollout(graph, None, continue_=trajectory)"
+                )
             return
         if part.on_interrupt is None:
             trajectory.log(
@@ -88,16 +96,27 @@ async def _run(
 ) -> list[Interrupt]:
     """Run until the end or until the graph waits; the interrupts that it then waits for.
 
-    Parallel nodes tell of their interrupts one by one; the state holds all of them.
+    Parallel nodes tell of their interrupts one by one, and states that come later tell of none; the
+    last state holds all of them.
     """
     interrupts: list[Interrupt] = []
     async for state in runnable.astream(input, config, stream_mode="values", **given):
-        if isinstance(state, dict) and _INTERRUPT in state:
-            interrupts += [i for i in state[_INTERRUPT] if i not in interrupts]
-            state = {**state, _INTERRUPT: tuple(interrupts)}
+        known = state if isinstance(state, dict) else {}  # another state is left out, as by ainvoke
+        if _INTERRUPT in known:
+            interrupts += [i for i in known[_INTERRUPT] if i not in interrupts]
             trajectory.ended = "interrupted"
-        trajectory.state = state
+        trajectory.state = {**known, _INTERRUPT: tuple(interrupts)} if interrupts else state
     return interrupts
+
+
+async def _stopped_before(
+    runnable: PregelProtocol[Any, Any, Any, Any], config: RunnableConfig
+) -> tuple[str, ...]:
+    """The nodes that were to run next where `compile(interrupt_before=...)` or `interrupt_after`
+    ended the run; the states that are streamed don't tell of it.
+    """
+    stops = (getattr(runnable, f"interrupt_{when}_nodes", ()) for when in ("before", "after"))
+    return (await runnable.aget_state(config)).next if any(stops) else ()
 
 
 async def _answer(on_interrupt: OnInterrupt, interrupts: Sequence[Interrupt]) -> Command[Any]:
@@ -146,7 +165,7 @@ async def _check(runnable: Runnable[Any, Any], part: Part) -> None:
     if getattr(runnable, "checkpointer", True) in (None, False):
         what = "continue_" if part.continues else "on_interrupt"
         raise NotPlayable(f"{what} needs a graph with a checkpointer, and this has none", fix=_FIX)
-    if part.continues and not (await runnable.aget_state(part.config)).values:
+    if part.continues and not (await runnable.aget_state(part.config)).created_at:
         raise NotPlayable(
             "the graph's checkpointer does not know the thread to go on with",
             got=(part.config.get("configurable") or {}).get("thread_id"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from langchain_core.runnables.config import ensure_config
 from langgraph.runtime import get_runtime
 
 from art_core.calls import Origin
@@ -102,7 +103,12 @@ def note_stray_call() -> None:
 
 
 def origin_of(role: str | None, metadata: Mapping[str, Any], run_id: object | None) -> Origin:
-    """Who asks, as LangGraph wrote it into the run's metadata."""
+    """Who asks, as LangGraph wrote it into the run's metadata.
+
+    A node that gives the call metadata of its own replaces LangGraph's; the node's is still around.
+    """
+    if "langgraph_node" not in metadata:
+        metadata = ensure_config()["metadata"]
     node = metadata.get("langgraph_node")
     path = metadata.get("langgraph_path")
     return Origin(

@@ -6,16 +6,22 @@ warning where the policy was never asked.
 
 from __future__ import annotations
 
+import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from langchain_core.messages import AIMessage
 
-from art_core.capture import Scope
+from art_core.capture import Scope, open_scopes
 from art_core.trajectories import Trajectory
 from art_langgraph.callbacks import TrajectoryCallbackHandler, is_record_id
 from art_langgraph.recorded import is_policys
+
+_REMEMBERED = 100_000
+"""Record ids that are remembered beyond their rollout: some 10 MB."""
+_RECORDED: dict[str, None] = {}
+_LOCK = threading.Lock()
 
 
 class LostCalls(UserWarning):
@@ -40,15 +46,17 @@ def told_of(
         if run.error is not None:
             trajectory.log(f"tool {run.name} raised {run.error}")
     if trajectory.ended == "interrupted":
-        interrupts = trajectory.state["__interrupt__"]
-        told["interrupts"] = [{"id": i.id, "value": repr(i.value)} for i in interrupts]
+        state = trajectory.state if isinstance(trajectory.state, dict) else {}
+        asked = state.get("__interrupt__", ())  # none where the graph was compiled to stop
+        told["interrupts"] = [{"id": i.id, "value": repr(i.value)} for i in asked]
     return told
 
 
 def note_lost_calls(trajectory: Trajectory, handler: TrajectoryCallbackHandler, given: Any) -> None:
     """Count the answers in the last state that our endpoint gave and nobody recorded, and warn.
 
-    A stock chat model called in a thread that LangGraph did not start has no callbacks there.
+    A stock chat model called in a thread that LangGraph did not start has no callbacks there. What
+    another rollout of this process recorded came out of a node cache or a store.
 
     Args:
         given: the graph's input; what it holds was said before.
@@ -56,6 +64,8 @@ def note_lost_calls(trajectory: Trajectory, handler: TrajectoryCallbackHandler, 
     known = {call.record_id for call in trajectory.calls} | handler.answered
     known.update(_record_ids(given))
     lost = [record_id for record_id in _record_ids(trajectory.state) if record_id not in known]
+    lost = [record_id for record_id in lost if not _is_recorded_elsewhere(record_id)]
+    _remember(call.record_id for call in trajectory.calls)
     if not lost:
         return
     nodes = ", ".join(handler.nodes) or "none"
@@ -70,6 +80,20 @@ def note_lost_calls(trajectory: Trajectory, handler: TrajectoryCallbackHandler, 
         LostCalls,
         stacklevel=4,
     )
+
+
+def _is_recorded_elsewhere(record_id: str) -> bool:
+    """True if a rollout that has ended, or one that is still open, has the call."""
+    running = (call.record_id for scope in open_scopes() for call in list(scope.calls))
+    return record_id in _RECORDED or record_id in running
+
+
+def _remember(record_ids: Iterable[str]) -> None:
+    """Keep the latest ids; what is older than that is hardly replayed."""
+    with _LOCK:
+        _RECORDED.update(dict.fromkeys(record_ids))
+        while len(_RECORDED) > _REMEMBERED:
+            del _RECORDED[next(iter(_RECORDED))]
 
 
 def _record_ids(state: Any) -> list[str]:
