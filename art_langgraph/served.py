@@ -36,6 +36,8 @@ def profile_of(target: Target) -> ModelProfile | None:
     `max_input_tokens` is the whole context. What a server does not say of a model (vLLM says
     nothing of tools) is left out: a graph then takes the way that needs it not.
     """
+    if not target.token_data:  # a hosted provider, whose list says nothing of the kind
+        return None
     try:
         told = _profile(target.base_url, target.api_key, target.model_name)
     except _NotSaid:
