@@ -6,6 +6,7 @@ the transport that sends it (`current_route`).
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from contextlib import aclosing, closing, contextmanager
 from contextvars import ContextVar
@@ -15,6 +16,7 @@ import openai
 from langchain_core.exceptions import ContextOverflowError
 from langchain_openai.chat_models.base import OpenAIContextOverflowError
 
+from art_core.errors import EngineError
 from art_core.route import Route
 
 _T = TypeVar("_T")
@@ -32,6 +34,9 @@ def routed(route: Route) -> Iterator[None]:
     """What is sent inside goes along `route`; a context overflow becomes LangChain's own error.
 
     ChatOpenAI looks for the overflow's code in the message; it stands beside it.
+
+    Raises:
+        EngineError: the answer is no JSON, whatever its headers say.
     """
     token = _ROUTE.set(route)
     try:
@@ -41,6 +46,12 @@ def routed(route: Route) -> Iterator[None]:
             raise
         raise OpenAIContextOverflowError(
             error.message, response=error.response, body=error.body
+        ) from error
+    except json.JSONDecodeError as error:
+        raise EngineError(
+            "the server's answer is no JSON",
+            got=error.doc[:100],
+            fix=f"See that {route.target.base_url} is the address of a model server.",
         ) from error
     finally:
         _ROUTE.reset(token)
