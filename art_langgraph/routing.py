@@ -77,7 +77,7 @@ def environment_target(model_name: str | None = None) -> Target | None:
         model_name: asked for in place of ART_MODEL.
 
     Raises:
-        ConfigError: one of ART_BASE_URL and ART_MODEL is missing.
+        ConfigError: one of ART_BASE_URL and ART_MODEL is missing, or one of the three can't be used.
     """
     env = environment()
     name = model_name or env.model
@@ -91,7 +91,22 @@ def environment_target(model_name: str | None = None) -> Target | None:
             fix="ART_BASE_URL is an OpenAI-compatible endpoint such as http://127.0.0.1:7999/v1, "
             "ART_MODEL a name it serves, such as agent-001@12.",
         )
-    return Target(env.base_url, env.api_key or _NO_KEY, name)
+    if not env.base_url.startswith(("http://", "https://")):
+        raise ConfigError(
+            "ART_BASE_URL is no address",
+            got=env.base_url,
+            expected="http:// or https:// in front",
+            fix="For a server on this machine: http://127.0.0.1:7999/v1.",
+        )
+    key = (env.api_key or _NO_KEY).strip()
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError(
+            "ART_API_KEY can't be sent in a header",
+            got="(hidden)",
+            expected="printable ASCII",
+            fix="See how it came into the environment.",
+        )
+    return Target(env.base_url.strip(), key, name)
 
 
 def lost_call(role: str | None, metadata: Mapping[str, Any]) -> CaptureError:

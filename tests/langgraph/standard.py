@@ -19,7 +19,7 @@ from langchain_tests.integration_tests import ChatModelIntegrationTests
 from art_core.capture import Target, open_scope
 from art_langgraph import ChatArt
 
-PASSAGE = " ".join(f"Line {i}: the shop opens at nine and closes at five." for i in range(40))
+PASSAGE = " ".join(f"Line {i}: the shop opens at nine and closes at five." for i in range(12))
 """A prompt that is long enough for a server to keep its keys and values."""
 
 
