@@ -69,9 +69,7 @@ def _in_body(error: json.JSONDecodeError) -> bool:
     return any(frame.f_globals["__name__"].startswith("httpx") for frame, _ in frames)
 
 
-def _explain(
-    error: openai.APIConnectionError | openai.AuthenticationError, route: Route
-) -> None:
+def _explain(error: openai.APIConnectionError | openai.AuthenticationError, route: Route) -> None:
     """Say which server it was, why it failed, and what to do about it."""
     where = route.target.base_url
     if isinstance(error, openai.AuthenticationError):

@@ -396,7 +396,9 @@ class ChatArt(ChatOpenAI):
     def to_json(self) -> SerializedConstructor | SerializedNotImplemented:
         """As LangChain serialises, with the arguments that build a model like this one."""
         fields = type(self).model_fields
-        given = {k: v for k, v in self._given().items() if k == "otherwise" or not fields[k].exclude}
+        given = {
+            k: v for k, v in self._given().items() if k == "otherwise" or not fields[k].exclude
+        }
         return {"lc": 1, "type": "constructor", "id": self.lc_id(), "kwargs": given}
 
     def __reduce__(self) -> tuple[Callable[..., ChatArt], tuple[Any, ...]]:

@@ -77,7 +77,7 @@ def environment_target(model_name: str | None = None) -> Target | None:
         model_name: asked for in place of ART_MODEL.
 
     Raises:
-        ConfigError: one of ART_BASE_URL and ART_MODEL is missing, or one of the three can't be used.
+        ConfigError: one of ART_BASE_URL and ART_MODEL is missing, or what is there can't be used.
     """
     env = environment()
     name = model_name or env.model

@@ -15,7 +15,7 @@ from langchain_core.caches import InMemoryCache
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.globals import set_llm_cache
 from langchain_core.language_models import GenericFakeChatModel
-from langchain_core.messages import AIMessage, ToolMessage
+from langchain_core.messages import ToolMessage
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel, Field
 

@@ -18,7 +18,6 @@ from langchain_openai import ChatOpenAI
 from art_langgraph import ChatArt
 from tests.stub_endpoint import completion, recording, refusal
 
-
 pytestmark = pytest.mark.filterwarnings("ignore:The function `loads` is in beta")
 
 

@@ -179,7 +179,9 @@ def test_tools_of_every_form(given: Any) -> None:
         ChatArt().bind_tools([given], strict=True, parallel_tool_calls=False).invoke("hi")
     (sent,) = stub.bodies[0]["tools"]
     assert sent["type"] == "function"
-    assert sent["function"].get("strict") is True or given is OPENAIS  # LangChain leaves it as it is
+    assert (
+        sent["function"].get("strict") is True or given is OPENAIS
+    )  # LangChain leaves it as it is
     assert stub.bodies[0]["parallel_tool_calls"] is False
 
 
