@@ -35,7 +35,10 @@ def changed(value: Any, path: tuple[Any, ...], wrong: Any) -> Any:
 
 
 def whole() -> dict[str, Any]:
-    extras = {"art_policy": "agent@3", "art_sampling": {"temperature": 1.0, "stop": []}}
+    extras: dict[str, Any] = {
+        "art_policy": "agent@3",
+        "art_sampling": {"temperature": 1.0, "stop": []},
+    }
     body = completion("4", [1, 2], tool_calls=[call("f", '{"a": 1}')], **extras)
     body["choices"][0]["art_record_id"] = "r"
     return body

@@ -33,7 +33,7 @@ async def test_a_text_is_its_ids_alone(endpoint: Endpoint) -> None:
 
 @pytest.mark.parametrize("tools", [None, TOOLS])
 async def test_a_chat_is_the_prompt_of_its_call(endpoint: Endpoint, tools: Any) -> None:
-    asked = {"messages": [user("hi")], "tools": tools}
+    asked: dict[str, Any] = {"messages": [user("hi")], "tools": tools}
     found = await tokenized(endpoint, model="agent", **asked)
     called = await endpoint.chat(model="agent", return_token_ids=True, **asked)
     assert found["tokens"] == called["prompt_token_ids"]
@@ -45,7 +45,7 @@ async def test_in_a_rollout_it_has_the_ids_that_were_sampled(endpoint: Endpoint)
     first = await endpoint.chat(rollout="r", messages=[user()], tools=TOOLS)
     said = first["choices"][0]["message"]
     result = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "2"}
-    asked = {"messages": [user(), said, result], "tools": TOOLS}
+    asked: dict[str, Any] = {"messages": [user(), said, result], "tools": TOOLS}
     inside = await tokenized(endpoint, rollout="r", **asked)
     called = await endpoint.chat(rollout="r", return_token_ids=True, **asked)
     assert inside["tokens"] == called["prompt_token_ids"]
@@ -53,7 +53,7 @@ async def test_in_a_rollout_it_has_the_ids_that_were_sampled(endpoint: Endpoint)
 
 
 async def test_the_opening_of_an_answer_can_be_left_out(endpoint: Endpoint) -> None:
-    asked = {"messages": [user("hi")]}
+    asked: dict[str, Any] = {"messages": [user("hi")]}
     whole = await tokenized(endpoint, **asked)
     less = await tokenized(endpoint, add_generation_prompt=False, **asked)
     opening = endpoint.engine.tokenizer.encode("<|im_start|>assistant\n")

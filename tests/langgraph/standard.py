@@ -9,11 +9,13 @@ marks the tests that need it with xfail and the reason.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import reduce
+from operator import add
 from typing import Any
 
 import pytest
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.messages import AIMessage
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 
 from art_core.capture import Target, open_scope
@@ -81,8 +83,4 @@ class ChatArtIntegration(ChatModelIntegrationTests):
         llm.invoke(PASSAGE)
         if not stream:
             return llm.invoke(PASSAGE)
-        chunks = [chunk for chunk in llm.stream(PASSAGE) if isinstance(chunk, AIMessageChunk)]
-        whole = chunks[0]
-        for chunk in chunks[1:]:
-            whole = whole + chunk
-        return whole
+        return reduce(add, llm.stream(PASSAGE))

@@ -103,12 +103,14 @@ def test_its_own_server_learns_nothing_of_the_provider(
 
 
 def test_a_stand_in_is_the_users_own_choice(hosted: Endpoint) -> None:
-    llm = ChatArt(otherwise=ChatOpenAI(model="gpt-4o"))
+    other = ChatOpenAI(model="gpt-4o")
+    llm = ChatArt(otherwise=other)
     assert llm.invoke("hi").content == "hosted"
     assert hosted.requests[0].headers["authorization"] == "Bearer sk-hosted"
     with recording([completion("ours")]):
         assert llm.invoke("hi").content == "ours"
     assert len(hosted.requests) == 1
+    other.root_client.close()
 
 
 STAND_IN = {

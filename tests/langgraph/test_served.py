@@ -127,7 +127,7 @@ def test_a_profile_that_was_given_stays() -> None:
 def test_the_stand_in_answers_for_itself_if_it_is_openais() -> None:
     """Another provider's may promise what can't be asked of it through a ChatOpenAI."""
     theirs: Any = {"structured_output": True, "max_input_tokens": 7}
-    openai = ChatOpenAI(model="gpt-4o", api_key="k", profile=theirs)  # type: ignore[arg-type]  # a str will do
+    openai = ChatOpenAI(model="gpt-4o", api_key="k", profile=theirs)
     other = GenericFakeChatModel(messages=iter([]), profile=theirs)
     assert ChatArt(otherwise=openai).profile == theirs
     assert ChatArt(otherwise=other).profile is None
