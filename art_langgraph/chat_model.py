@@ -2,68 +2,41 @@
 
 In: whatever a graph asks of a ChatOpenAI. Out: the same, from the model that the call's rollout
 names (`routing`), over a transport that records (`art_core.transport`). It needs no key and no
-model when it is built. It leaves out recording: the wire does that, so no path can bypass it.
+model when it is built. It leaves out recording: the wire does that, so no path can bypass it. What
+it knows of the model behind it is in `described`, how it is copied in `rebuilt`.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from copy import deepcopy
-from typing import TYPE_CHECKING, Any, Self, cast
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any, cast
 from weakref import WeakSet
 
 from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.globals import get_llm_cache
-from langchain_core.language_models import (
-    BaseChatModel,
-    LangSmithParams,
-    LanguageModelInput,
-    ModelProfile,
-)
-from langchain_core.load.serializable import SerializedConstructor, SerializedNotImplemented
+from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
-from langchain_core.messages.utils import count_tokens_approximately
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config
-from langchain_core.utils.function_calling import convert_to_openai_tool
 from langchain_core.utils.uuid import uuid7
 from langchain_openai import ChatOpenAI
-from langchain_openai.chat_models.base import BaseChatOpenAI
-from pydantic import Field, SecretStr, model_validator
+from pydantic import SecretStr, model_validator
 
 from art_core.errors import ConfigError
 from art_core.route import Route
 from art_core.transport import HOLD_TIMEOUT, PLACEHOLDER_URL, async_client, sync_client
 from art_langgraph import answers
 from art_langgraph.call_route import arouted_at_start, current_route, routed, routed_at_start
-from art_langgraph.messages import mend_tool_calls, to_openai
-from art_langgraph.routing import NAME, Here, find_here, find_route, lost_call, note_stray_call
-from art_langgraph.served import count_tokens, profile_of, token_ids_of
+from art_langgraph.described import DescribedChat
+from art_langgraph.messages import mend_tool_calls
+from art_langgraph.rebuilt import FOUND_AT_CALL, NOT_GIVEN, NOT_OURS, RebuiltChat
+from art_langgraph.routing import NAME, find_route, lost_call, note_stray_call
 from art_langgraph.stand_in import settings_for
 from art_langgraph.training_payload import check_training_payload
 
-_FOUND_AT_CALL = ("model", "model_name", "api_key", "openai_api_key", "base_url", "openai_api_base")
-_NOT_OURS = ("http_client", "http_async_client", "openai_proxy")
-_NOT_GIVEN = frozenset(
-    (
-        *_FOUND_AT_CALL,
-        *_NOT_OURS,
-        "client",
-        "async_client",
-        "root_client",
-        "root_async_client",
-        "openai_organization",
-        "use_responses_api",
-    )
-)
-_SHARED = frozenset(
-    ("cache", "callbacks", "custom_get_token_ids", "otherwise", "rate_limiter", "verbose")
-)
-"""Fields that a deep copy has in common with the model: things that are somewhere, or run."""
 
-
-class ChatArt(ChatOpenAI):
+class ChatArt(DescribedChat, RebuiltChat):
     """A chat model that finds the model behind it at each call.
 
     In this order: the rollout around the call; the rollout named in `config["metadata"]`;
@@ -87,14 +60,11 @@ class ChatArt(ChatOpenAI):
         ConfigError: it is given a model name, a key or an address, which it finds at each call.
     """
 
-    role: str | None = None
-    otherwise: BaseChatModel | None = Field(default=None, exclude=True)
-
     @model_validator(mode="before")
     @classmethod
     def _bound_at_call(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Settle what ChatOpenAI would read from the environment when it is built."""
-        for name in (*_FOUND_AT_CALL, *_NOT_OURS):
+        for name in (*FOUND_AT_CALL, *NOT_OURS):
             if (value := values.get(name)) is not None and not _is_own(value):
                 raise ConfigError(
                     f"ChatArt takes no {name}",
@@ -104,7 +74,7 @@ class ChatArt(ChatOpenAI):
                 )
         if values.get("use_responses_api"):
             raise ConfigError("ChatArt speaks chat completions only", got="use_responses_api=True")
-        given = {name: value for name, value in values.items() if name not in _NOT_GIVEN}
+        given = {name: value for name, value in values.items() if name not in NOT_GIVEN}
         if "request_timeout" not in given:
             given.setdefault("timeout", HOLD_TIMEOUT)
         given.setdefault("stream_usage", True)
@@ -118,19 +88,6 @@ class ChatArt(ChatOpenAI):
             "http_async_client": _own(async_client(_route_of_call)),
             "use_responses_api": False,
         }
-
-    @model_validator(mode="after")
-    def _profile_at_use(self) -> Self:
-        """Leave `profile` out, unless it was given: then `__getattr__` is asked for it."""
-        if self.__dict__.get("profile") is None:
-            self.__dict__.pop("profile", None)
-            self.__pydantic_fields_set__.discard("profile")
-        return self
-
-    if not TYPE_CHECKING:  # a type checker would take it to know every name
-
-        def __getattr__(self, name: str) -> Any:
-            return self._served_profile() if name == "profile" else super().__getattr__(name)
 
     # --- finding the model, on every path that LangChain has to it
 
@@ -303,120 +260,9 @@ class ChatArt(ChatOpenAI):
         behind = "" if route is None else f"{route.target.base_url} {route.target.model_name} "
         return behind + super()._get_llm_string(stop=stop, **kwargs)
 
-    # --- what the served model is
-
-    def _served_profile(self) -> ModelProfile | None:
-        here = self._here()
-        if here is not None:
-            return profile_of(here.target)
-        # Only OpenAI's own classes take the response_format that a profile may promise.
-        other = self.otherwise
-        return other.profile if isinstance(other, BaseChatOpenAI) else None
-
-    def get_token_ids(self, text: str) -> list[int]:
-        """The ids of `text` by `custom_get_token_ids`, else by the served model's tokenizer.
-
-        Raises:
-            ConfigError: there is neither. (ChatOpenAI would fetch OpenAI's from the network.)
-        """
-        if self.custom_get_token_ids is not None:
-            return self.custom_get_token_ids(text)
-        here = self._here()
-        ids = None if here is None else token_ids_of(here.target, text)
-        if ids is None:
-            raise ConfigError(
-                "ChatArt does not know the served model's token ids here",
-                expected="a server that answers POST /tokenize, as ours and vLLM do",
-                fix="Ask inside a rollout or with ART_BASE_URL and ART_MODEL set; or count with "
-                "get_num_tokens, or give it custom_get_token_ids.",
-            )
-        return ids
-
-    def get_num_tokens(self, text: str) -> int:
-        """How many tokens `text` has: counted where `get_token_ids` can, else estimated."""
-        here = self._here()
-        if self.custom_get_token_ids is not None:
-            return len(self.custom_get_token_ids(text))
-        ids = None if here is None else token_ids_of(here.target, text)
-        if ids is not None:
-            return len(ids)
-        return count_tokens_approximately([text], extra_tokens_per_message=0.0)
-
-    def get_num_tokens_from_messages(
-        self, messages: Sequence[BaseMessage], tools: Sequence[Any] | None = None, **_: Any
-    ) -> int:
-        """How many prompt tokens a call with these messages and tools has.
-
-        Estimated where no server is found or it does not count, as for messages that the model's
-        chat template refuses.
-        """
-        schemas: list[Any] = [convert_to_openai_tool(tool) for tool in tools or ()]
-        here = self._here()
-        if here is not None and messages:
-            sent = mend_tool_calls(to_openai(messages))
-            counted = count_tokens(here.target, sent, schemas, here.scope)
-            if counted is not None:
-                return counted
-        return count_tokens_approximately(messages, tools=schemas or None)
-
-    def _here(self) -> Here | None:
-        """Whom a call made here would ask; None where it would find nobody."""
-        try:
-            return find_here(self.role, ensure_config()["metadata"])
-        except ConfigError:  # a call raises it; what only describes the model need not
-            return None
-
-    # --- identity: its own name in traces and in serialised form; copies are made anew
-
     @property
     def _llm_type(self) -> str:
         return "art-chat"
-
-    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        params = {**super()._get_ls_params(stop=stop, **kwargs), "ls_provider": "art"}
-        if params["ls_model_name"] == NAME and (here := self._here()) is not None:
-            params["ls_model_name"] = here.target.model_name
-        return cast(LangSmithParams, params)
-
-    @property
-    def lc_secrets(self) -> dict[str, str]:
-        """None: it holds no key."""
-        return {}
-
-    @property
-    def lc_attributes(self) -> dict[str, Any]:
-        """None beside its fields."""
-        return {}
-
-    @classmethod
-    def get_lc_namespace(cls) -> list[str]:
-        """Where LangChain finds the class when it loads a serialised one."""
-        return cls.__module__.split(".")
-
-    def to_json(self) -> SerializedConstructor | SerializedNotImplemented:
-        """As LangChain serialises, with the arguments that build a model like this one."""
-        fields = type(self).model_fields
-        given = {
-            k: v for k, v in self._given().items() if k == "otherwise" or not fields[k].exclude
-        }
-        return {"lc": 1, "type": "constructor", "id": self.lc_id(), "kwargs": given}
-
-    def __reduce__(self) -> tuple[Callable[..., ChatArt], tuple[Any, ...]]:
-        return _rebuild, (type(self), self._given())
-
-    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> ChatArt:
-        given = self._given()
-        apart = {k: v if k in _SHARED else deepcopy(v, memo) for k, v in given.items()}
-        return _rebuild(type(self), apart)
-
-    def _given(self) -> dict[str, Any]:
-        """The arguments that build a model like this one."""
-        names = self.model_fields_set - _NOT_GIVEN
-        return {name: getattr(self, name) for name in sorted(names)}
-
-
-def _rebuild(kind: type[ChatArt], given: dict[str, Any]) -> ChatArt:
-    return kind(**given)
 
 
 def _route_of_call() -> Route:
