@@ -174,6 +174,8 @@ def _prompt_fault(reply: Reply) -> str | None:
 
 
 def _broken_off(choice: Choice) -> str | None:
+    if choice.fault is not None:
+        return choice.fault
     if choice.finish_reason in _BROKEN_OFF:
         return f"the server broke the answer off: finish_reason {choice.finish_reason!r}"
     return None
@@ -206,7 +208,8 @@ def _sampling(told: Mapping[str, Any] | None, request: Mapping[str, Any]) -> Sam
     if told is not None:
         known = {f.name for f in fields(Sampling)}
         settings = {name: value for name, value in told.items() if name in known}
-        settings["stop"] = tuple(settings.get("stop") or ())
+        stops = settings.get("stop")
+        settings["stop"] = tuple(stops) if isinstance(stops, list) else ()
         return Sampling(**settings)
     asked: dict[str, Any] = {
         "temperature": request.get("temperature"),

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+_MAX_CALLS = 1024
+"""An index beyond it is noise."""
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
@@ -27,6 +29,8 @@ class Choice:
     entries: list[Any] | None = None
     """`logprobs.content`, one entry a token."""
     record_id: str | None = None
+    fault: str | None = None
+    """What of it has a shape that no completion has; None if all is well."""
 
 
 @dataclass
@@ -80,22 +84,37 @@ def _read_body(raw: bytes, status: int | None, error: str | None) -> Reply:
         return Reply(error=f"the answer is not a JSON object: {_said(None, raw)}")
     reply = Reply(body=body)
     reply.read_extras(body)
-    reply.choices = sorted(
-        (
-            Choice(
-                index=_index(choice, position),
-                message=dict(choice.get("message") or {}),
-                finish_reason=choice.get("finish_reason"),
-                token_ids=choice.get("token_ids"),
-                entries=_entries(choice),
-                record_id=choice.get("art_record_id"),
-            )
-            for position, choice in enumerate(_choices(body))
-        ),
-        key=lambda choice: choice.index,
-    )
+    found = (_whole_choice(part, at) for at, part in enumerate(_choices(body)))
+    reply.choices = sorted(found, key=lambda choice: choice.index)
     reply.error = _body_fault(reply, body, raw)
     return reply
+
+
+def _whole_choice(part: Mapping[str, Any], position: int) -> Choice:
+    choice = Choice(index=_index(part, position), entries=_entries(part))
+    message = part.get("message")
+    if isinstance(message, Mapping):
+        choice.message = dict(message)
+    else:
+        choice.fault = f"message is {message!r:.100}, which no completion has"
+    choice.token_ids = _of_kind(choice, "token_ids", part.get("token_ids"), list)
+    _read_ending(choice, part)
+    return choice
+
+
+def _read_ending(choice: Choice, part: Mapping[str, Any]) -> None:
+    reason = _of_kind(choice, "finish_reason", part.get("finish_reason"), str)
+    record_id = _of_kind(choice, "art_record_id", part.get("art_record_id"), str)
+    choice.finish_reason = reason or choice.finish_reason
+    choice.record_id = record_id or choice.record_id
+
+
+def _of_kind(choice: Choice, name: str, value: Any, kind: type) -> Any:
+    """`value` if it is of `kind` or None; else None, and the choice has a fault."""
+    if value is None or isinstance(value, kind):
+        return value
+    choice.fault = choice.fault or f"{name} is {value!r:.100}, which no completion has"
+    return None
 
 
 def _body_fault(reply: Reply, body: Mapping[str, Any], raw: bytes) -> str | None:
@@ -157,9 +176,8 @@ def events(raw: bytes) -> Iterator[bytes]:
 
 def _merge(choice: Choice, part: Mapping[str, Any]) -> None:
     """Add one delta to a choice."""
-    choice.finish_reason = part.get("finish_reason") or choice.finish_reason
-    choice.record_id = part.get("art_record_id") or choice.record_id
-    if isinstance(ids := part.get("token_ids"), list):
+    _read_ending(choice, part)
+    if (ids := _of_kind(choice, "token_ids", part.get("token_ids"), list)) is not None:
         choice.token_ids = (choice.token_ids or []) + ids
     if (entries := _entries(part)) is not None:
         choice.entries = (choice.entries or []) + entries
@@ -167,33 +185,39 @@ def _merge(choice: Choice, part: Mapping[str, Any]) -> None:
     if not isinstance(delta, Mapping):
         return
     for key, value in delta.items():
+        before = choice.message.get(key)
         if key == "tool_calls":
-            _merge_tool_calls(choice.message, value or [])
+            for call in _of_kind(choice, key, value, list) or ():
+                _merge_tool_call(choice, call)
         elif key == "role" or value is None:
             choice.message.setdefault(key, value)
-        elif isinstance(value, str):
-            choice.message[key] = (choice.message.get(key) or "") + value
-        elif isinstance(value, list):
-            choice.message[key] = [*(choice.message.get(key) or []), *value]
+        elif isinstance(value, str | list) and before:
+            joined = _of_kind(choice, key, value, type(before))
+            choice.message[key] = before if joined is None else before + joined
         else:
             choice.message[key] = value
 
 
-def _merge_tool_calls(message: dict[str, Any], parts: Sequence[Mapping[str, Any]]) -> None:
-    calls: list[dict[str, Any]] = message.setdefault("tool_calls", [])
-    for part in parts:
-        slot = part.get("index")
-        if not isinstance(slot, int):  # some servers leave it out: a new id opens a new call
-            slot = len(calls) if part.get("id") or not calls else len(calls) - 1
-        while len(calls) <= slot:
-            calls.append(
-                {"id": None, "type": "function", "function": {"name": "", "arguments": ""}}
-            )
-        call, said = calls[slot], part.get("function") or {}
-        call["id"] = call["id"] or part.get("id")
-        if (name := said.get("name")) and name != call["function"]["name"]:
-            call["function"]["name"] += name
-        call["function"]["arguments"] += said.get("arguments") or ""
+def _merge_tool_call(choice: Choice, part: Any) -> None:
+    """Add one part of a call; servers that leave its index out open a new call by a new id."""
+    if not (isinstance(part, Mapping) and isinstance(part.get("function") or {}, Mapping)):
+        choice.fault = choice.fault or f"tool_calls hold {part!r:.100}, which is no call"
+        return
+    calls: list[dict[str, Any]] = choice.message.setdefault("tool_calls", [])
+    slot = part.get("index")
+    if type(slot) is not int or not 0 <= slot < _MAX_CALLS:
+        slot = len(calls) if part.get("id") or not calls else len(calls) - 1
+    while len(calls) <= slot:
+        calls.append({"id": None, "type": "function", "function": {"name": "", "arguments": ""}})
+    call, said = calls[slot], part.get("function") or {}
+    call["id"] = call["id"] or part.get("id")
+    name = _of_kind(choice, "a tool's name", said.get("name"), str)
+    if name and name != call["function"]["name"]:
+        call["function"]["name"] += name
+    arguments = said.get("arguments")
+    if isinstance(arguments, Mapping):  # an object, where its text belongs
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    call["function"]["arguments"] += _of_kind(choice, "arguments", arguments, str) or ""
 
 
 # --- loose JSON

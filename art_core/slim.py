@@ -28,6 +28,8 @@ def slim_body(body: Mapping[str, Any], asked: Mapping[str, Any]) -> bytes:
     slim = {name: value for name, value in body.items() if name not in unasked}
     slim["choices"] = [
         {name: value for name, value in choice.items() if name not in unasked}
+        if isinstance(choice, Mapping)
+        else choice
         for choice in body["choices"]
     ]
     return json.dumps(slim, separators=(",", ":")).encode()

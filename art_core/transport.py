@@ -39,6 +39,8 @@ _CANCELLED = "CancelledError"
 CALLER_LEFT = (_CLOSED, _CANCELLED)
 """Errors of calls that their own caller did not wait for."""
 
+_OF_OPENAI = ("OpenAI-Organization", "OpenAI-Project")
+"""Headers that OpenAI's client takes from the environment; they are none of another server's."""
 _CHAT = "/chat/completions"
 _UNRECORDED = ("/completions", "/responses")
 
@@ -219,6 +221,8 @@ def _redirect(request: httpx.Request, target: Target) -> None:
     request.url = _join(target.base_url, path)
     request.headers["Host"] = request.url.netloc.decode()
     request.headers["Authorization"] = f"Bearer {target.api_key}"
+    for name in _OF_OPENAI:
+        request.headers.pop(name, None)
 
 
 @functools.lru_cache(maxsize=256)

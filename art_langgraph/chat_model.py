@@ -2,55 +2,41 @@
 
 In: whatever a graph asks of a ChatOpenAI. Out: the same, from the model that the call's rollout
 names (`routing`), over a transport that records (`art_core.transport`). It needs no key and no
-model when it is built. It leaves out recording: the wire does that, so no path can bypass it.
+model when it is built. It leaves out recording: the wire does that, so no path can bypass it. What
+it knows of the model behind it is in `described`, how it is copied in `rebuilt`.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, cast
+from weakref import WeakSet
 
 from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.globals import get_llm_cache
-from langchain_core.language_models import BaseChatModel, LangSmithParams, LanguageModelInput
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, InvalidToolCall
-from langchain_core.messages.utils import count_tokens_approximately
-from langchain_core.outputs import ChatResult
+from langchain_core.language_models import BaseChatModel, LanguageModelInput
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config
-from langchain_core.utils.function_calling import convert_to_openai_tool
 from langchain_core.utils.uuid import uuid7
 from langchain_openai import ChatOpenAI
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import SecretStr, model_validator
 
 from art_core.errors import ConfigError
 from art_core.route import Route
 from art_core.transport import HOLD_TIMEOUT, PLACEHOLDER_URL, async_client, sync_client
+from art_langgraph import answers
 from art_langgraph.call_route import arouted_at_start, current_route, routed, routed_at_start
-from art_langgraph.messages import mend_tool_calls, strict_object
-from art_langgraph.routing import find_route, lost_call, note_stray_call
+from art_langgraph.described import DescribedChat
+from art_langgraph.messages import mend_tool_calls
+from art_langgraph.rebuilt import FOUND_AT_CALL, NOT_GIVEN, NOT_OURS, RebuiltChat
+from art_langgraph.routing import NAME, find_route, lost_call, note_stray_call
 from art_langgraph.stand_in import settings_for
 from art_langgraph.training_payload import check_training_payload
 
-_NAME = "art"
-"""Stands in for the model's name: ChatOpenAI changes its ways for names that it knows."""
-_FOUND_AT_CALL = ("model", "model_name", "api_key", "openai_api_key", "base_url", "openai_api_base")
-_NOT_OURS = ("http_client", "http_async_client", "openai_proxy")
-_NOT_GIVEN = frozenset(
-    (
-        *_FOUND_AT_CALL,
-        *_NOT_OURS,
-        "client",
-        "async_client",
-        "root_client",
-        "root_async_client",
-        "openai_organization",
-        "use_responses_api",
-    )
-)
 
-
-class ChatArt(ChatOpenAI):
+class ChatArt(DescribedChat, RebuiltChat):
     """A chat model that finds the model behind it at each call.
 
     In this order: the rollout around the call; the rollout named in `config["metadata"]`;
@@ -59,7 +45,12 @@ class ChatArt(ChatOpenAI):
     streaming, batches, callbacks, sync and async, from any thread and any event loop.
 
     In training the model's `SamplingConfig` overrides the sampling settings given here; evaluation
-    and production keep them. Token counts are estimates, made without a network.
+    and production keep them.
+
+    `profile` and the counts of tokens come from the server behind it at the moment they are asked
+    for, never when it is built. Where no server is found, or one that does not say, the profile is
+    that of `otherwise` if it is OpenAI's, else None, and counts are estimates: a quarter of the
+    characters. Give `profile=` to say it yourself, for what reads it when a graph is built.
 
     Args:
         role: which of `rollout(..., models={role: model})` it is.
@@ -69,16 +60,12 @@ class ChatArt(ChatOpenAI):
         ConfigError: it is given a model name, a key or an address, which it finds at each call.
     """
 
-    role: str | None = None
-    otherwise: BaseChatModel | None = Field(default=None, exclude=True)
-    _twin: ChatArt | None = PrivateAttr(default=None)
-
     @model_validator(mode="before")
     @classmethod
     def _bound_at_call(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Settle what ChatOpenAI would read from the environment when it is built."""
-        for name in (*_FOUND_AT_CALL, *_NOT_OURS):
-            if values.get(name) is not None:
+        for name in (*FOUND_AT_CALL, *NOT_OURS):
+            if (value := values.get(name)) is not None and not _is_own(value):
                 raise ConfigError(
                     f"ChatArt takes no {name}",
                     got="(hidden)" if "key" in name else values[name],
@@ -87,18 +74,18 @@ class ChatArt(ChatOpenAI):
                 )
         if values.get("use_responses_api"):
             raise ConfigError("ChatArt speaks chat completions only", got="use_responses_api=True")
-        given = {name: value for name, value in values.items() if name not in _NOT_GIVEN}
+        given = {name: value for name, value in values.items() if name not in NOT_GIVEN}
         if "request_timeout" not in given:
             given.setdefault("timeout", HOLD_TIMEOUT)
         given.setdefault("stream_usage", True)
         return {
             **given,
-            "model_name": _NAME,
-            "openai_api_key": _NAME,
+            "model_name": NAME,
+            "openai_api_key": NAME,
             "openai_api_base": PLACEHOLDER_URL,
             "openai_proxy": None,
-            "http_client": sync_client(_route_of_call),
-            "http_async_client": async_client(_route_of_call),
+            "http_client": _own(sync_client(_route_of_call)),
+            "http_async_client": _own(async_client(_route_of_call)),
             "use_responses_api": False,
         }
 
@@ -116,10 +103,11 @@ class ChatArt(ChatOpenAI):
             other = self._stand_in()
             theirs = settings_for(other, kwargs)
             return other._generate_with_cache(messages, stop, run_manager, **theirs)
-        with routed(route):
-            return ChatOpenAI._generate_with_cache(
+        with routed(route), answers.collected_parts() as parts:
+            result = ChatOpenAI._generate_with_cache(
                 self._sampler(route), messages, stop, run_manager, **kwargs
             )
+            return answers.strict_calls(result, parts)
 
     async def _agenerate_with_cache(
         self,
@@ -133,10 +121,11 @@ class ChatArt(ChatOpenAI):
             other = self._stand_in()
             theirs = settings_for(other, kwargs)
             return await other._agenerate_with_cache(messages, stop, run_manager, **theirs)
-        with routed(route):
-            return await ChatOpenAI._agenerate_with_cache(
+        with routed(route), answers.collected_parts() as parts:
+            result = await ChatOpenAI._agenerate_with_cache(
                 self._sampler(route), messages, stop, run_manager, **kwargs
             )
+            return answers.strict_calls(result, parts)
 
     def stream(
         self,
@@ -216,44 +205,54 @@ class ChatArt(ChatOpenAI):
         """This model, without LangChain's cache in a rollout: a replayed answer is no sample."""
         if route.scope is None or not (self.cache or get_llm_cache()):
             return self
-        if self._twin is None:
-            self._twin = self.model_copy(update={"cache": False})
-        return self._twin
+        return self.model_copy(update={"cache": False})
 
     # --- what is asked and what comes back
 
     def _get_request_payload(
         self, input_: LanguageModelInput, *, stop: list[str] | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        payload = super()._get_request_payload(input_, stop=stop, **kwargs)
+        messages = self._convert_input(input_).to_messages()
+        payload = super()._get_request_payload(messages, stop=stop, **kwargs)
         payload["messages"] = mend_tool_calls(payload["messages"])
-        if (route := current_route()) is not None and route.target.trains:
-            check_training_payload(payload, route)
+        if (route := current_route()) is not None:
+            if route.target.token_data:
+                payload["messages"] = answers.give_back_reasoning(payload["messages"], messages)
+            if route.target.trains:
+                check_training_payload(payload, route)
         return payload
 
     def _create_chat_result(
         self, response: Any, generation_info: dict[str, Any] | None = None
     ) -> ChatResult:
-        """As ChatOpenAI's, but arguments that are no JSON object make an invalid tool call.
-
-        ChatOpenAI takes `null` and `[]` for a call without arguments, and fails on a number.
-        """
-        broken: dict[int, list[Any]] = {}
-        choices = getattr(response, "choices", None) or ()
-        for position, choice in enumerate(choices):
-            calls = [c for c in choice.message.tool_calls or () if _is_broken(c)]
-            if calls:
-                broken[position] = calls
-        if broken:
-            response = response.model_copy(deep=True)
-            for position in broken:
-                message = response.choices[position].message
-                message.tool_calls = [c for c in message.tool_calls if not _is_broken(c)]
-        result = super()._create_chat_result(response, generation_info)
-        for position, calls in broken.items():
-            said = cast(AIMessage, result.generations[position].message)
-            said.invalid_tool_calls.extend(_invalid(call) for call in calls)
+        whole, broken = answers.without_broken_calls(answers.sound_answer(response))
+        result = super()._create_chat_result(whole, generation_info)
+        for place, choice in enumerate(whole.choices):
+            said = cast(AIMessage, result.generations[place].message)
+            said.invalid_tool_calls.extend(broken.get(place, ()))
+            answers.keep_reasoning(said, choice.message)
         return result
+
+    def _convert_chunk_to_generation_chunk(
+        self,
+        chunk: dict[str, Any],
+        default_chunk_class: type,
+        base_generation_info: dict[str, Any] | None,
+    ) -> ChatGenerationChunk | None:
+        made = super()._convert_chunk_to_generation_chunk(
+            chunk, default_chunk_class, base_generation_info
+        )
+        if made is not None:
+            choices = chunk.get("choices") or (chunk.get("chunk") or {}).get("choices")
+            if choices:
+                answers.keep_reasoning(made.message, choices[0]["delta"])
+            answers.note_parts(made.message)
+        return made
+
+    def _get_generation_chunk_from_completion(self, completion: Any) -> ChatGenerationChunk:
+        made = super()._get_generation_chunk_from_completion(completion)
+        answers.drop_reasoning(made.message)  # it came in the chunks before
+        return made
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
         """The cache's key: with the model that is behind the call now."""
@@ -261,68 +260,9 @@ class ChatArt(ChatOpenAI):
         behind = "" if route is None else f"{route.target.base_url} {route.target.model_name} "
         return behind + super()._get_llm_string(stop=stop, **kwargs)
 
-    def get_token_ids(self, text: str) -> list[int]:
-        """Only by `custom_get_token_ids`: the tokenizer is the served model's.
-
-        Raises:
-            ConfigError: there is none. (ChatOpenAI would fetch OpenAI's from the network.)
-        """
-        if self.custom_get_token_ids is None:
-            raise ConfigError(
-                "ChatArt does not know the served model's token ids here",
-                fix="Count with get_num_tokens, or give it custom_get_token_ids.",
-            )
-        return self.custom_get_token_ids(text)
-
-    def get_num_tokens(self, text: str) -> int:
-        """About how many tokens `text` has: a quarter of its characters."""
-        return count_tokens_approximately([text], extra_tokens_per_message=0.0)
-
-    def get_num_tokens_from_messages(
-        self, messages: Sequence[BaseMessage], tools: Sequence[Any] | None = None, **_: Any
-    ) -> int:
-        """About how many tokens the messages and tools have."""
-        schemas: list[Any] = [convert_to_openai_tool(tool) for tool in tools or ()]
-        return count_tokens_approximately(messages, tools=schemas or None)
-
-    # --- identity: its own name in traces and in serialised form; copies are made anew
-
     @property
     def _llm_type(self) -> str:
         return "art-chat"
-
-    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        return {**super()._get_ls_params(stop=stop, **kwargs), "ls_provider": "art"}
-
-    @property
-    def lc_secrets(self) -> dict[str, str]:
-        """None: it holds no key."""
-        return {}
-
-    @property
-    def lc_attributes(self) -> dict[str, Any]:
-        """None beside its fields."""
-        return {}
-
-    @classmethod
-    def get_lc_namespace(cls) -> list[str]:
-        """Where LangChain finds the class when it loads a serialised one."""
-        return ["art_langgraph", "chat_model"]
-
-    def __reduce__(self) -> tuple[Callable[..., ChatArt], tuple[Any, ...]]:
-        return _rebuild, (type(self), self._given())
-
-    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> ChatArt:
-        return _rebuild(type(self), self._given())
-
-    def _given(self) -> dict[str, Any]:
-        """The arguments that build a model like this one."""
-        names = self.model_fields_set - _NOT_GIVEN
-        return {name: getattr(self, name) for name in names}
-
-
-def _rebuild(kind: type[ChatArt], given: dict[str, Any]) -> ChatArt:
-    return kind(**given)
 
 
 def _route_of_call() -> Route:
@@ -354,16 +294,17 @@ def _with_run_id(config: RunnableConfig | None) -> RunnableConfig:
     return config
 
 
-def _is_broken(call: Any) -> bool:
-    function = getattr(call, "function", None)
-    return function is not None and strict_object(function.arguments) is None
+_OWN: WeakSet[Any] = WeakSet()
+"""The HTTP clients made here, which come back when LangChain builds a model out of another."""
 
 
-def _invalid(call: Any) -> InvalidToolCall:
-    return InvalidToolCall(
-        type="invalid_tool_call",
-        id=call.id,
-        name=call.function.name,
-        args=call.function.arguments,
-        error="the arguments are not a JSON object",
-    )
+def _own(client: Any) -> Any:
+    _OWN.add(client)
+    return client
+
+
+def _is_own(value: Any) -> bool:
+    """True for what a ChatArt itself has put in that place."""
+    if isinstance(value, SecretStr):
+        value = value.get_secret_value()
+    return value in (NAME, PLACEHOLDER_URL) if isinstance(value, str) else value in _OWN

@@ -27,7 +27,8 @@ from langchain_core.utils.json import parse_partial_json
 
 from art_core.types import Message, Messages
 
-_REASONING = ("reasoning_content", "reasoning")
+REASONING = ("reasoning_content", "reasoning")
+"""The names under which servers send what a model thought."""
 
 
 def to_openai(messages: str | Message | BaseMessage | Sequence[Any]) -> Messages:
@@ -62,18 +63,20 @@ def mend_tool_calls(messages: Sequence[Message]) -> Messages:
     """The messages with every tool call's arguments a strict JSON object.
 
     Servers refuse a request, and with it every later turn, for one broken string in its history.
-    A cut object is closed where it was cut; what is no object at all becomes {}; NaN and infinity
-    become null. Messages without a broken call are the same objects as before.
+    A cut object is closed where it was cut; one that was encoded twice is decoded; what is no
+    object at all becomes {}; NaN and infinity become null. Messages without a broken call are the
+    same objects as before.
     """
     return [_mended(message) for message in messages]
 
 
-def strict_object(arguments: str | None) -> dict[str, Any] | None:
+def strict_object(arguments: Any) -> dict[str, Any] | None:
     """Tool arguments as a dict; None if they are no JSON object. Nothing at all means {}."""
-    if not arguments or not arguments.strip():
+    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
         return {}
     try:
-        value = json.loads(arguments, parse_constant=_refuse)
+        is_text = isinstance(arguments, str)
+        value = json.loads(arguments, parse_constant=_refuse) if is_text else arguments
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
@@ -99,12 +102,18 @@ def _mended_call(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _closed(arguments: str | None) -> dict[str, Any]:
-    """The object that a cut string was about to be; {} if it was none."""
-    try:
-        value = parse_partial_json(arguments or "{}")
-    except (ValueError, RecursionError):
-        return {}
+    """The object that a broken string was about to be; {} if it was none."""
+    value = _loosely(arguments or "{}")
+    if isinstance(value, str):
+        value = _loosely(value)
     return value if isinstance(value, dict) else {}
+
+
+def _loosely(text: str) -> Any:
+    try:
+        return parse_partial_json(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _without_constants(value: Any) -> Any:
@@ -137,7 +146,7 @@ def _openai_message(message: BaseMessage) -> Message:
         if calls:
             shape |= {"tool_calls": calls, "content": message.content or None}
         extras = message.additional_kwargs
-        shape |= {key: extras[key] for key in _REASONING if key in extras}
+        shape |= {key: extras[key] for key in REASONING if key in extras}
     return shape
 
 
@@ -205,5 +214,5 @@ def _ai_message(message: Message, content: str | list[Any]) -> AIMessage:
         name=message.get("name"),
         tool_calls=whole,
         invalid_tool_calls=broken,
-        additional_kwargs={k: message[k] for k in _REASONING if message.get(k)},
+        additional_kwargs={k: message[k] for k in REASONING if message.get(k)},
     )

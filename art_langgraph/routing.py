@@ -8,6 +8,7 @@ provider by itself. It leaves out sending (`art_core.transport`).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.runnables.config import ensure_config
@@ -22,7 +23,19 @@ from art_core.route import Route
 ROLLOUT_KEY = "art_rollout"
 """Key of the rollout's id in `config["metadata"]`: the carrier where a ContextVar is lost."""
 
+NAME = "art"
+"""Stands in for the name of a ChatArt's model: ChatOpenAI changes its ways for names it knows."""
+_OURS = frozenset((NAME,))
 _NO_KEY = "none"
+
+
+@dataclass(frozen=True)
+class Here:
+    """Whom a call made here would ask."""
+
+    target: Target
+    scope: Scope | None
+    """The rollout it would be recorded in; None outside one."""
 
 
 def find_route(
@@ -39,16 +52,23 @@ def find_route(
         ConfigError: the rollout has models, but none for this role; or the environment names an
             endpoint without a model, or a model without an endpoint.
     """
+    here = find_here(role, metadata)
+    if here is None:
+        return None
+    names = None if here.target.trains else _OURS
+    return Route(here.target, here.scope, origin_of(role, metadata, run_id), names)
+
+
+def find_here(role: str | None, metadata: Mapping[str, Any]) -> Here | None:
+    """Whom a call would ask; None if nothing says so. Arguments and errors as `find_route`."""
     scope = current_scope()
     named = metadata.get(ROLLOUT_KEY)
     scopes = (scope, scope_by_id(named) if isinstance(named, str) else None)
     for found in scopes:
         if found is not None and found.targets:
-            return Route(_target_of(found, role), found, origin_of(role, metadata, run_id))
+            return Here(_target_of(found, role), found)
     target = environment_target()
-    if target is None:
-        return None
-    return Route(target, next(filter(None, scopes), None), origin_of(role, metadata, run_id))
+    return None if target is None else Here(target, next(filter(None, scopes), None))
 
 
 def environment_target(model_name: str | None = None) -> Target | None:
@@ -58,7 +78,7 @@ def environment_target(model_name: str | None = None) -> Target | None:
         model_name: asked for in place of ART_MODEL.
 
     Raises:
-        ConfigError: one of ART_BASE_URL and ART_MODEL is missing.
+        ConfigError: one of ART_BASE_URL and ART_MODEL is missing, or what is there can't be used.
     """
     env = environment()
     name = model_name or env.model
@@ -72,7 +92,22 @@ def environment_target(model_name: str | None = None) -> Target | None:
             fix="ART_BASE_URL is an OpenAI-compatible endpoint such as http://127.0.0.1:7999/v1, "
             "ART_MODEL a name it serves, such as agent-001@12.",
         )
-    return Target(env.base_url, env.api_key or _NO_KEY, name)
+    if not env.base_url.startswith(("http://", "https://")):
+        raise ConfigError(
+            "ART_BASE_URL is no address",
+            got=env.base_url,
+            expected="http:// or https:// in front",
+            fix="For a server on this machine: http://127.0.0.1:7999/v1.",
+        )
+    key = (env.api_key or _NO_KEY).strip()
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError(
+            "ART_API_KEY can't be sent in a header",
+            got="(hidden)",
+            expected="printable ASCII",
+            fix="See how it came into the environment.",
+        )
+    return Target(env.base_url.strip(), key, name)
 
 
 def lost_call(role: str | None, metadata: Mapping[str, Any]) -> CaptureError:

@@ -12,6 +12,7 @@ from typing import Any
 
 from art_core.errors import ConfigError
 from art_core.route import Route, overridden
+from art_langgraph.routing import NAME
 
 
 class SamplingOverridden(UserWarning):
@@ -22,8 +23,16 @@ def check_training_payload(payload: Mapping[str, Any], route: Route) -> None:
     """Refuse or warn of what training does otherwise.
 
     Raises:
-        ConfigError: several answers are asked for at once.
+        ConfigError: several answers are asked for at once, or a model of another name.
     """
+    if payload["model"] not in (NAME, route.target.model_name):
+        raise ConfigError(
+            "a call in training names a model of its own",
+            got=payload["model"],
+            expected=f"none: the rollout plays {route.target.model_name!r}",
+            fix="Leave model= out of the call. A second model is ChatArt(role=...) with "
+            "rollout(..., models={role: model}).",
+        )
     asked = {**payload, **(payload.get("extra_body") or {})}
     if (asked.get("n") or 1) > 1:
         raise ConfigError(

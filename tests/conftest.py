@@ -2,7 +2,8 @@
 
 A test that can't run for want of a real part (the base model, a package) is skipped by name. With
 ART_REQUIRE_ALL=1, as in CI, such a skip is a failure; only a reason that begins with
-"not on this platform" may still skip.
+"not on this platform" may still skip, and LangChain's standard tests of what a model is said not
+to do.
 """
 
 from __future__ import annotations
@@ -120,8 +121,8 @@ def _refuse_skip(report: Any) -> None:
         return
     if not report.skipped or hasattr(report, "wasxfail"):
         return
-    _, _, reason = report.longrepr
+    file, _, reason = report.longrepr
     reason = str(reason).removeprefix("Skipped: ")
-    if not reason.startswith(ALLOWED_REASON):
+    if not reason.startswith(ALLOWED_REASON) and "langchain_tests" not in Path(file).parts:
         report.outcome = "failed"
         report.longrepr = f"skipped, but ART_REQUIRE_ALL=1 requires every part: {reason}"

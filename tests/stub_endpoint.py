@@ -125,10 +125,16 @@ class _Handler(BaseHTTPRequestHandler):
     wbufsize = -1  # one write a response: Nagle would hold the second back for 40 ms
     reply: Callable[[Asked], Answer]
 
+    def do_GET(self) -> None:
+        self._answer({})
+
     def do_POST(self) -> None:
         raw = self.rfile.read(int(self.headers["Content-Length"]))
+        self._answer(json.loads(raw))
+
+    def _answer(self, body: dict[str, Any]) -> None:
         headers = {name.lower(): value for name, value in self.headers.items()}
-        answer = type(self).reply(Asked(self.path, headers, json.loads(raw)))
+        answer = type(self).reply(Asked(self.path, headers, body))
         with suppress(BrokenPipeError, ConnectionResetError):
             if answer.events is not None:
                 self._stream(answer)

@@ -26,9 +26,12 @@ from art_core.engine.chat_request import ChatRequest, parse_chat_request
 from art_core.engine.chat_wire import DONE, KEEP_ALIVE, Envelope, event
 from art_core.engine.gate import Gate
 from art_core.engine.grammar import json_grammar, tool_call_grammar
+from art_core.engine.messages import template_messages
+from art_core.engine.model_card import model_cards
 from art_core.engine.model_registry import ModelRegistry, Served
 from art_core.engine.prompt import PromptBuild, PromptBuilder
 from art_core.engine.rollouts import Past, Rollouts, noise_key
+from art_core.engine.tokenize_request import parse_tokenize_request, tokenize_response
 from art_core.engine.waiting import items, pauses, side_by_side
 from art_core.errors import ARTError, ContextOverflow, EngineError
 from art_core.records import RecordStore, TokenRecord
@@ -157,7 +160,7 @@ class ChatService:
 
     def list_models(self) -> dict[str, Any]:
         """The body of `GET /v1/models`."""
-        return {"object": "list", "data": [_model_card(name) for name in self.models.names()]}
+        return {"object": "list", "data": model_cards(self.models.names(), self.engine)}
 
     def model(self, name: str) -> dict[str, Any]:
         """The body of `GET /v1/models/{name}`.
@@ -166,7 +169,33 @@ class ChatService:
             ApiError: 404.
         """
         self.models.resolve(name)
-        return _model_card(name)
+        return model_cards([name], self.engine)[0]
+
+    def tokenize(self, body: object, *, rollout_id: str | None = None) -> dict[str, Any]:
+        """The response to a tokenize request, in vLLM's shape.
+
+        The ids of messages are those that a call with them would be answered from, in a rollout
+        its recorded ids included.
+
+        Raises:
+            ApiError: the request can't be answered as it is, or names a model not served here.
+        """
+        request = parse_tokenize_request(body)
+        if request.model is not None:
+            self.models.resolve(request.model)
+        tokenizer = self.engine.tokenizer
+        if request.prompt is not None:
+            ids = tokenizer.encode(request.prompt)
+        elif request.add_generation_prompt:
+            with self._lock:
+                past = self._rollouts.past(rollout_id, request.messages, request.tools)
+                prompt = self._prompts.build(request.messages, request.tools, past.history)
+            ids = prompt.ids.tolist()
+        else:
+            plain = template_messages(request.messages)
+            text = tokenizer.render(plain, tools=request.tools, add_generation_prompt=False)
+            ids = tokenizer.encode(text)
+        return tokenize_response(request, ids, tokenizer, self.engine.context_length)
 
     def _begin(self, request: ChatRequest, rollout_id: str | None) -> _Call:
         served = self.models.resolve(request.model)
@@ -322,7 +351,3 @@ def _grammar(request: ChatRequest) -> Grammar | None:
 
 async def _drop(index: int, piece: Piece) -> None:
     """An unstreamed answer needs no pieces."""
-
-
-def _model_card(name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "art-langgraph"}

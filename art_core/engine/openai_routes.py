@@ -1,4 +1,4 @@
-"""HTTP routes in OpenAI's shape: chat completions and models.
+"""HTTP routes in OpenAI's shape: chat completions and models; and vLLM's `/tokenize`.
 
 In: requests of any OpenAI client. Out: OpenAI's responses with extras, which clients keep:
 
@@ -7,6 +7,7 @@ In: requests of any OpenAI client. Out: OpenAI's responses with extras, which cl
   shaped the distribution, `art_drift` why token-in failed (left out if it did not)
 - with `return_token_ids: true`: `prompt_token_ids` (in a stream: in its first chunk) and
   `choices[].token_ids`
+- a model's card says `max_model_len`, and in `art_profile` what the model can do
 
 The header `x-art-rollout` names the rollout that a call belongs to.
 """
@@ -62,6 +63,10 @@ def create_app(service: ChatService, *, max_body_bytes: int = 16 * 2**20) -> Sta
     async def model(request: Request) -> Response:
         return JSONResponse(service.model(request.path_params["name"]))
 
+    async def tokenize(request: Request) -> Response:
+        body = _parse(await _read(request, max_body_bytes))
+        return JSONResponse(service.tokenize(body, rollout_id=_rollout_id(request)))
+
     async def health(request: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
@@ -70,6 +75,7 @@ def create_app(service: ChatService, *, max_body_bytes: int = 16 * 2**20) -> Sta
             Route("/v1/chat/completions", chat_completions, methods=["POST"]),
             Route("/v1/models", models),
             Route("/v1/models/{name:path}", model),
+            Route("/tokenize", tokenize, methods=["POST"]),
             Route("/health", health),
         ],
         exception_handlers={HTTPException: _no_route, ARTError: _fault, Exception: _fault},
@@ -85,7 +91,7 @@ async def _no_route(request: Request, error: Exception) -> Response:
     return _refusal(
         ApiError(
             f"{request.method} {request.url.path}: {error.detail}",
-            expected="POST /v1/chat/completions, GET /v1/models or GET /health",
+            expected="POST /v1/chat/completions or /tokenize, GET /v1/models or /health",
             status=error.status_code,
         )
     )

@@ -71,7 +71,8 @@ class Endpoint:
         assert response.status_code == 200, response.text
         events = response.text.split("\n\n")
         assert events[-2:] == ["data: [DONE]", ""]
-        return [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
+        told = [event for event in events[:-2] if not event.startswith(":")]  # no keep-alive
+        return [json.loads(event.removeprefix("data: ")) for event in told]
 
     async def error(self, **body: Any) -> tuple[int, dict[str, Any]]:
         """Status and error object of a response that must be a refusal."""

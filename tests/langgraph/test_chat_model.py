@@ -1,11 +1,9 @@
-"""`ChatArt`: where it finds its model, what it sends, what it gives back, how it is copied."""
+"""`ChatArt`: where it finds its model, what it sends, what it gives back."""
 
 from __future__ import annotations
 
 import asyncio
-import copy
 import json
-import pickle
 import threading
 import warnings
 from collections.abc import Iterator
@@ -17,8 +15,7 @@ from langchain_core.caches import InMemoryCache
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.globals import set_llm_cache
 from langchain_core.language_models import GenericFakeChatModel
-from langchain_core.load import dumpd
-from langchain_core.messages import AIMessage, ToolMessage
+from langchain_core.messages import ToolMessage
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel, Field
 
@@ -547,48 +544,6 @@ def test_outside_the_cache_knows_the_model_behind(monkeypatch: pytest.MonkeyPatc
         assert [llm.invoke("hi").content for _ in range(2)] == ["one", "one"]
         monkeypatch.setenv("ART_MODEL", "agent@2")
         assert llm.invoke("hi").content == "two"
-
-
-# --- copies and counts
-
-
-@pytest.mark.parametrize(
-    "copied",
-    [lambda m: pickle.loads(pickle.dumps(m)), copy.deepcopy],  # noqa: S301  # our own bytes
-    ids=["pickle", "deepcopy"],
-)
-def test_copies_are_made_anew(copied: Any) -> None:
-    llm = ChatArt(
-        role="planner",
-        temperature=0.3,
-        max_tokens=9,
-        stream_usage=False,
-        tags=["t"],
-        profile={"max_input_tokens": 512},
-    )
-    other = copied(llm)
-    kept = ("role", "temperature", "max_tokens", "stream_usage", "tags", "profile")
-    assert {k: getattr(other, k) for k in kept} == {k: getattr(llm, k) for k in kept}
-    with recording([completion()]):
-        assert other.invoke("hi").content == "ok"
-
-
-def test_it_has_a_name_of_its_own_and_shows_no_key() -> None:
-    shown = dumpd(ChatArt(role="planner"))
-    assert shown["id"] == ["art_langgraph", "chat_model", "ChatArt"]
-    assert shown["kwargs"]["role"] == "planner"
-    assert ChatArt()._llm_type == "art-chat"
-
-
-def test_tokens_are_estimated_without_a_network() -> None:
-    """A quarter of the characters; three more a message, and its role's."""
-    llm = ChatArt()
-    assert llm.get_num_tokens("x" * 400) in range(100, 104)
-    assert llm.get_num_tokens_from_messages([AIMessage("x" * 400)]) in range(100, 110)
-    assert llm.get_num_tokens_from_messages([AIMessage("")], tools=[add]) > 10
-    with pytest.raises(ConfigError, match="custom_get_token_ids"):
-        llm.get_token_ids("x")
-    assert ChatArt(custom_get_token_ids=lambda text: [len(text)]).get_token_ids("xx") == [2]
 
 
 def in_bare_thread(work: Any) -> None:
