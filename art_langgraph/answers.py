@@ -104,14 +104,20 @@ def drop_reasoning(said: BaseMessage) -> None:
         said.additional_kwargs.pop(name, None)
 
 
-def give_back_reasoning(sent: Messages, messages: Sequence[BaseMessage]) -> Messages:
+def give_back_reasoning(sent: Messages, asked: Sequence[Any]) -> Messages:
     """The messages as they are sent, with the reasoning of earlier answers beside their text.
 
     A server whose template shows it then renders the history as it was sampled.
+
+    Args:
+        sent: in OpenAI's shape.
+        asked: the LangChain messages they were made of; none if they are something else.
     """
+    if not any(isinstance(said, AIMessage) and _thought(said) for said in asked):
+        return sent
     return [
         {**message, **_thought(said)} if isinstance(said, AIMessage) else message
-        for message, said in zip(sent, messages, strict=True)
+        for message, said in zip(sent, asked, strict=True)
     ]
 
 

@@ -212,12 +212,12 @@ class ChatArt(DescribedChat, RebuiltChat):
     def _get_request_payload(
         self, input_: LanguageModelInput, *, stop: list[str] | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        messages = self._convert_input(input_).to_messages()
-        payload = super()._get_request_payload(messages, stop=stop, **kwargs)
+        payload = super()._get_request_payload(input_, stop=stop, **kwargs)
         payload["messages"] = mend_tool_calls(payload["messages"])
         if (route := current_route()) is not None:
             if route.target.token_data:
-                payload["messages"] = answers.give_back_reasoning(payload["messages"], messages)
+                asked = input_ if isinstance(input_, list) else []  # LangChain's paths give a list
+                payload["messages"] = answers.give_back_reasoning(payload["messages"], asked)
             if route.target.trains:
                 check_training_payload(payload, route)
         return payload

@@ -19,6 +19,7 @@ from langchain_openai.chat_models.base import BaseChatOpenAI
 from pydantic import Field, model_validator
 
 from art_core.errors import ConfigError
+from art_langgraph.answers import give_back_reasoning
 from art_langgraph.routing import NAME, Here, find_here
 from art_langgraph.served import count_tokens, profile_of, token_ids_of
 
@@ -91,6 +92,7 @@ class DescribedChat(ChatOpenAI):
         here = self._here()
         if here is not None and messages:
             sent = self._get_request_payload(list(messages))["messages"]
+            sent = give_back_reasoning(sent, messages)
             counted = count_tokens(here.target, sent, schemas, here.scope)
             if counted is not None:
                 return counted
