@@ -7,11 +7,12 @@ usage, and what broke it. A stream is whole only if every choice has finished an
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from art_core.json_bytes import read_json
 
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 
@@ -200,7 +201,7 @@ def _merge_tool_calls(message: dict[str, Any], parts: Sequence[Mapping[str, Any]
 def _json(raw: bytes) -> Any:
     """Parsed JSON; None if it is none."""
     try:
-        return json.loads(raw)
+        return read_json(raw)
     except (ValueError, RecursionError):  # ValueError covers wrong UTF-8
         return None
 

@@ -7,11 +7,11 @@ keep them in its state. What is no completion passes as it came.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
+from art_core.json_bytes import read_json, write_json
 from art_core.reply import events
 
 _BLANK_LINE = re.compile(rb"\r\n\r\n|\n\n|\r\r")
@@ -30,7 +30,7 @@ def slim_body(body: Mapping[str, Any], asked: Mapping[str, Any]) -> bytes:
         {name: value for name, value in choice.items() if name not in unasked}
         for choice in body["choices"]
     ]
-    return json.dumps(slim, separators=(",", ":")).encode()
+    return write_json(slim)
 
 
 class SlimStream:
@@ -79,6 +79,6 @@ class SlimStream:
         if b'"logprobs"' not in block and b'token_ids"' not in block:
             return block
         try:
-            return b"data: " + slim_body(json.loads(next(events(block))), self._asked) + b"\n\n"
+            return b"data: " + slim_body(read_json(next(events(block))), self._asked) + b"\n\n"
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, StopIteration):
             return block

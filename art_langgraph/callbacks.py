@@ -25,6 +25,8 @@ from art_core.exchange import split_step
 from art_langgraph.messages import to_openai
 from art_langgraph.routing import origin_of
 
+LLM_TYPE = "art-chat"
+"""`_llm_type` of a `ChatArt`."""
 _MAX_TEXT = 500
 """Characters of a tool's arguments and errors that are kept."""
 _OURS = re.compile(r"[0-9a-f]{20}")
@@ -54,6 +56,8 @@ class _Asked:
     request: dict[str, Any]
     origin: Origin
     started: float
+    messages: Sequence[BaseMessage] | None
+    """Of a `ChatArt`, put into the request only if its transport saw no call; else None."""
 
 
 class TrajectoryCallbackHandler(BaseCallbackHandler):
@@ -138,10 +142,15 @@ class TrajectoryCallbackHandler(BaseCallbackHandler):
         name = (
             params.get("model") or params.get("model_name") or (metadata or {}).get("ls_model_name")
         )
-        request = {"model": str(name or "unknown"), "messages": to_openai(messages[0])}
+        ours = params.get("_type") == LLM_TYPE
+        request: dict[str, Any] = {"model": str(name or "unknown")}
+        if not ours:
+            request["messages"] = to_openai(messages[0])
         if params.get("tools"):
             request["tools"] = params["tools"]
-        asked = _Asked(scope.begin(), request, origin_of(None, metadata or {}, run_id), time.time())
+        origin = origin_of(None, metadata or {}, run_id)
+        kept = messages[0] if ours else None
+        asked = _Asked(scope.begin(), request, origin, time.time(), kept)
         with self._lock:
             self._asked[run_id] = asked
 
@@ -159,6 +168,8 @@ class TrajectoryCallbackHandler(BaseCallbackHandler):
         scope = self._here()
         if asked is None or scope is None or scope.saw_run(str(run_id)):
             return
+        if asked.messages is not None:
+            asked.request["messages"] = to_openai(asked.messages)
         said = _said(response)
         info = {} if said is None else said.response_metadata
         record_id = str(info.get("system_fingerprint"))

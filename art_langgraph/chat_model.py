@@ -27,6 +27,7 @@ from art_core.errors import ConfigError
 from art_core.route import Route
 from art_core.transport import HOLD_TIMEOUT, PLACEHOLDER_URL, async_client, sync_client
 from art_langgraph.call_route import arouted_at_start, current_route, routed, routed_at_start
+from art_langgraph.callbacks import LLM_TYPE
 from art_langgraph.messages import mend_tool_calls, strict_object
 from art_langgraph.routing import find_route, lost_call, note_stray_call
 from art_langgraph.stand_in import settings_for
@@ -289,7 +290,7 @@ class ChatArt(ChatOpenAI):
 
     @property
     def _llm_type(self) -> str:
-        return "art-chat"
+        return LLM_TYPE
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         return {**super()._get_ls_params(stop=stop, **kwargs), "ls_provider": "art"}

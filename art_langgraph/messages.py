@@ -7,6 +7,7 @@ be mended, what was sampled stays in the call's record as it was. It leaves out 
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -88,7 +89,13 @@ def _mended(message: Message) -> Message:
 
 def _sendable(call: Mapping[str, Any]) -> bool:
     arguments = call["function"]["arguments"]
-    return bool(arguments) and strict_object(arguments) is not None
+    return isinstance(arguments, str) and bool(arguments) and _is_strict(arguments)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_strict(arguments: str) -> bool:
+    """Kept, as a history is sent again at each of its turns."""
+    return strict_object(arguments) is not None
 
 
 def _mended_call(call: dict[str, Any]) -> dict[str, Any]:
