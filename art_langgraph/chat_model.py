@@ -8,7 +8,7 @@ model when it is built. It leaves out recording: the wire does that, so no path 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.globals import get_llm_cache
@@ -28,6 +28,7 @@ from art_core.route import Route
 from art_core.transport import HOLD_TIMEOUT, PLACEHOLDER_URL, async_client, sync_client
 from art_langgraph.call_route import arouted_at_start, current_route, routed, routed_at_start
 from art_langgraph.callbacks import LLM_TYPE
+from art_langgraph.completions import AsyncReadyCompletions, ReadyCompletions
 from art_langgraph.messages import mend_tool_calls, strict_object
 from art_langgraph.routing import find_route, lost_call, note_stray_call
 from art_langgraph.stand_in import settings_for
@@ -102,6 +103,13 @@ class ChatArt(ChatOpenAI):
             "http_async_client": async_client(_route_of_call),
             "use_responses_api": False,
         }
+
+    @model_validator(mode="after")
+    def _send_as_it_is(self) -> Self:
+        """What LangChain has made is JSON: nothing in it is rewritten at each call."""
+        self.client = ReadyCompletions(self.root_client)
+        self.async_client = AsyncReadyCompletions(self.root_async_client)
+        return self
 
     # --- finding the model, on every path that LangChain has to it
 
