@@ -27,7 +27,7 @@ _NEEDED = frozenset(("model", "messages"))
 class ReadyCompletions(Completions):
     """Of a sync client."""
 
-    def create(self, **payload: Any) -> Any:  # type: ignore[override]  # the same names, untyped
+    def create(self, **payload: Any) -> Any:
         """As `Completions.create`."""
         if not _is_plain(payload):
             return super().create(**payload)
@@ -45,7 +45,7 @@ class ReadyCompletions(Completions):
 class AsyncReadyCompletions(AsyncCompletions):
     """Of an async client."""
 
-    async def create(self, **payload: Any) -> Any:  # type: ignore[override]  # the same, untyped
+    async def create(self, **payload: Any) -> Any:
         """As `AsyncCompletions.create`."""
         if not _is_plain(payload):
             return await super().create(**payload)

@@ -221,7 +221,7 @@ def soak(base_url: str, calls: int, concurrent: int = 256) -> None:
 def measure(
     ways: Ways, loop: asyncio.Runner, *, runs: int, concurrent: int, repeats: int
 ) -> dict[str, Costs]:
-    """[repeats, 2] CPU and wall microseconds of a call, by way; by turns, each time first another."""
+    """[repeats, 2] CPU and wall microseconds of a call, by way. Each turn begins with another."""
     arms: dict[str, Run] = {
         PEER: ways.plain,
         OURS: ways.in_rollout,

@@ -112,7 +112,7 @@ def _usage(prompt: int, sampled: int) -> dict[str, int]:
 
 def _tokens(begin: int, number: int) -> dict[str, Any]:
     ids = [1000 + place for place in range(begin, begin + number)]
-    entries = [
+    entries: list[dict[str, Any]] = [
         {
             "token": f" word{i}",
             "logprob": -0.0123456789 * (i % 97),

@@ -78,7 +78,7 @@ async def test_requests_and_answers_are_those_of_the_client(payload: dict[str, A
 
 
 async def test_streams_are_those_of_the_client() -> None:
-    events = [event({"role": "assistant", "content": "a"}), event({"content": "b"}, "stop")]
+    events = [event("a"), event("b", finish_reason="stop"), b"[DONE]"]
     given: dict[str, Any] = {"model": "m", "messages": MESSAGES, "stream": True}
     with endpoint(lambda _: Answer(events=events)) as stub:
         with openai.OpenAI(base_url=stub.base_url, api_key="key") as client:
