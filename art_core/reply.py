@@ -145,7 +145,8 @@ def _read_events(raw: bytes, error: str | None) -> Reply:
 def events(raw: bytes) -> Iterator[bytes]:
     """The data of each server-sent event; the last one may lack its blank line."""
     lines: list[bytes] = []
-    for line in (*_LINE_END.split(raw.removeprefix(b"\xef\xbb\xbf")), b""):
+    text = raw.removeprefix(b"\xef\xbb\xbf")
+    for line in (*(_LINE_END.split(text) if b"\r" in text else text.split(b"\n")), b""):
         if not line:
             if lines:
                 yield b"\n".join(lines)

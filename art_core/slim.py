@@ -20,11 +20,16 @@ _FINISH = re.compile(rb'"finish_reason"\s*:\s*"')
 
 def slim_body(body: Mapping[str, Any], asked: Mapping[str, Any]) -> bytes:
     """A parsed completion, as bytes without the fields that `asked` did not ask for."""
-    unasked: set[str] = set()
-    if not asked.get("return_token_ids"):
-        unasked |= {"prompt_token_ids", "token_ids"}
-    if not asked.get("logprobs"):
-        unasked.add("logprobs")
+    return _without(body, _unasked(asked))
+
+
+def _unasked(asked: Mapping[str, Any]) -> frozenset[str]:
+    """Names of the token fields that `asked` does not ask for."""
+    fields = set() if asked.get("return_token_ids") else {"prompt_token_ids", "token_ids"}
+    return frozenset(fields if asked.get("logprobs") else fields | {"logprobs"})
+
+
+def _without(body: Mapping[str, Any], unasked: frozenset[str]) -> bytes:
     slim = {name: value for name, value in body.items() if name not in unasked}
     slim["choices"] = [
         {name: value for name, value in choice.items() if name not in unasked}
@@ -44,7 +49,7 @@ class SlimStream:
     """
 
     def __init__(self, asked: Mapping[str, Any]) -> None:
-        self._asked = asked
+        self._unasked = _unasked(asked)
         self._part = b""
         self._ending: list[bytes] = []
 
@@ -79,6 +84,14 @@ class SlimStream:
         if b'"logprobs"' not in block and b'token_ids"' not in block:
             return block
         try:
-            return b"data: " + slim_body(read_json(next(events(block))), self._asked) + b"\n\n"
+            return b"data: " + _without(read_json(_data(block)), self._unasked) + b"\n\n"
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, StopIteration):
             return block
+
+
+def _data(block: bytes) -> bytes:
+    """The data of one event."""
+    data = block[6:-2]
+    if block.startswith(b"data: ") and block.endswith(b"\n\n") and len(data.splitlines()) == 1:
+        return data  # as servers send it; all else takes five times as long
+    return next(events(block))
