@@ -13,6 +13,7 @@ import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ from art_core.reply import Choice, Reply, read_reply
 _BROKEN_OFF = frozenset({"abort", "aborted", "cancelled", "error"})
 """Finish reasons by which a server says that the answer is not whole."""
 _NAMED_ID = re.compile(r"token_id:(\d+)")
+_LOGPROB = itemgetter("logprob")
+_SETTINGS = frozenset(field.name for field in fields(Sampling))
 
 
 def calls_from_exchange(
@@ -129,15 +132,16 @@ def _tokens(choice: Choice) -> _Tokens:
 
 def _logprobs(entries: Sequence[Any]) -> tuple[Logprobs | None, str | None]:
     """The logprobs of the entries, or what is wrong with them."""
-    told = [entry.get("logprob") if isinstance(entry, dict) else None for entry in entries]
     try:
-        values = np.asarray(told, dtype=np.float32)
-    except (TypeError, ValueError):  # a null or a string among them
-        values = np.asarray([v if isinstance(v, int | float) else math.nan for v in told])
-    wrong = np.flatnonzero(~np.isfinite(values))
-    if len(wrong):
-        return None, f"logprob {wrong[0]} is {told[wrong[0]]!r}, not a finite number"
-    return values.astype(np.float32, copy=False), None
+        values = np.fromiter(map(_LOGPROB, entries), np.float64, len(entries))
+        if np.isfinite(values).all():
+            return values.astype(np.float32), None
+    except (KeyError, TypeError, ValueError):  # one is missing, a null or a string
+        pass
+    told = [entry.get("logprob") if isinstance(entry, dict) else None for entry in entries]
+    numbers = [float(v) if isinstance(v, int | float) else math.nan for v in told]
+    wrong = next(i for i, value in enumerate(numbers) if not math.isfinite(value))
+    return None, f"logprob {wrong} is {told[wrong]!r}, not a finite number"
 
 
 def _named_ids(entries: Sequence[Any] | None) -> list[int] | None:
@@ -182,7 +186,7 @@ def _broken_off(choice: Choice) -> str | None:
 
 
 def _bad_id(name: str, ids: Sequence[Any]) -> str | None:
-    if not ids or ({type(value) for value in ids} == {int} and 0 <= min(ids) <= max(ids) < 2**31):
+    if not ids or (set(map(type, ids)) == {int} and 0 <= min(ids) <= max(ids) < 2**31):
         return None
     position, value = next(
         (i, v) for i, v in enumerate(ids) if type(v) is not int or not 0 <= v < 2**31
@@ -206,8 +210,7 @@ def split_step(name: str) -> tuple[str, int | None]:
 def _sampling(told: Mapping[str, Any] | None, request: Mapping[str, Any]) -> Sampling:
     """The effective settings as the server told them, else as they were asked for."""
     if told is not None:
-        known = {f.name for f in fields(Sampling)}
-        settings = {name: value for name, value in told.items() if name in known}
+        settings = {name: value for name, value in told.items() if name in _SETTINGS}
         stops = settings.get("stop")
         settings["stop"] = tuple(stops) if isinstance(stops, list) else ()
         return Sampling(**settings)

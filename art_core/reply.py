@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from art_core.json_bytes import read_json
+
 _MAX_CALLS = 1024
 """An index beyond it is noise."""
 _LINE_END = re.compile(rb"\r\n|\n|\r")
@@ -165,7 +167,8 @@ def _read_events(raw: bytes, error: str | None) -> Reply:
 def events(raw: bytes) -> Iterator[bytes]:
     """The data of each server-sent event; the last one may lack its blank line."""
     lines: list[bytes] = []
-    for line in (*_LINE_END.split(raw.removeprefix(b"\xef\xbb\xbf")), b""):
+    text = raw.removeprefix(b"\xef\xbb\xbf")
+    for line in (*(_LINE_END.split(text) if b"\r" in text else text.split(b"\n")), b""):
         if not line:
             if lines:
                 yield b"\n".join(lines)
@@ -226,7 +229,7 @@ def _merge_tool_call(choice: Choice, part: Any) -> None:
 def _json(raw: bytes) -> Any:
     """Parsed JSON; None if it is none."""
     try:
-        return json.loads(raw)
+        return read_json(raw)
     except (ValueError, RecursionError):  # ValueError covers wrong UTF-8
         return None
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -24,6 +23,7 @@ from art_core.calls import ModelCall, Origin
 from art_core.capture import Scope, Target
 from art_core.connections import Connections
 from art_core.exchange import calls_of_reply
+from art_core.json_bytes import read_json, write_json
 from art_core.reply import Reply, read_reply
 from art_core.route import Route, prepare_body
 from art_core.slim import SlimStream, slim_body
@@ -89,14 +89,20 @@ class SyncTee(httpx.BaseTransport):
             exchange.finish(_name(error))
             raise
         exchange.answered(response)
-        tee = _SyncBody(response.stream, exchange)
         if exchange.streamed:
-            response.stream = tee
+            response.stream = _SyncBody(response.stream, exchange)
             return response
+        body: Any = response.stream
         try:
-            response.stream = httpx.ByteStream(exchange.slimmed(b"".join(tee)))
+            for chunk in body:
+                exchange.received(chunk)
+            exchange.finish()
+        except BaseException as error:
+            exchange.finish(_name(error))
+            raise
         finally:
-            tee.close()
+            body.close()
+        response.stream = httpx.ByteStream(exchange.slimmed())
         return response
 
 
@@ -118,15 +124,20 @@ class AsyncTee(httpx.AsyncBaseTransport):
             exchange.finish(_name(error))
             raise
         exchange.answered(response)
-        tee = _AsyncBody(response.stream, exchange)
         if exchange.streamed:
-            response.stream = tee
+            response.stream = _AsyncBody(response.stream, exchange)
             return response
+        body: Any = response.stream
         try:
-            content = b"".join([chunk async for chunk in tee])
-            response.stream = httpx.ByteStream(exchange.slimmed(content))
+            async for chunk in body:
+                exchange.received(chunk)
+            exchange.finish()
+        except BaseException as error:
+            exchange.finish(_name(error))
+            raise
         finally:
-            await tee.aclose()
+            await body.aclose()
+        response.stream = httpx.ByteStream(exchange.slimmed())
         return response
 
 
@@ -201,9 +212,9 @@ def _address(request: httpx.Request, route: Route) -> _Exchange | None:
         if route.scope is not None and path.endswith(_UNRECORDED):
             route.scope.note(f"POST {path} was called; only {_CHAT} is recorded")
         return None
-    body = json.loads(request.content)
+    body = read_json(request.content)
     sent = prepare_body(body, route)
-    content = json.dumps(sent, ensure_ascii=False, separators=(",", ":")).encode()
+    content = write_json(sent)
     request.stream = httpx.ByteStream(content)
     request.headers["Content-Length"] = str(len(content))
     if route.scope is None:
@@ -297,11 +308,11 @@ class _Exchange:
             ended=time.time(),
         )
 
-    def slimmed(self, content: bytes) -> bytes:
+    def slimmed(self) -> bytes:
         """A plain body as the client gets it; what is compressed or no completion, as it came."""
         reply = self._reply
         if reply is None or not reply.choices or reply.body is None or self._encoding != "identity":
-            return content
+            return b"".join(self._chunks)
         return slim_body(reply.body, self._asked)
 
 

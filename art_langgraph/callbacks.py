@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
@@ -26,6 +26,8 @@ from art_core.exchange import split_step
 from art_langgraph.messages import to_openai
 from art_langgraph.routing import origin_of
 
+LLM_TYPE = "art-chat"
+"""`_llm_type` of a `ChatArt`."""
 _MAX_TEXT = 500
 """Characters of a tool's arguments and errors that are kept."""
 _OURS = re.compile(r"[0-9a-f]{20}")
@@ -61,6 +63,8 @@ class _Asked:
     request: dict[str, Any]
     origin: Origin
     started: float
+    messages: Sequence[BaseMessage] | None
+    """Of a `ChatArt`, put into the request only if its transport saw no call; else None."""
     scope: Scope
 
 
@@ -171,11 +175,15 @@ class TrajectoryCallbackHandler(BaseCallbackHandler):
         scope = self._scope if self._scope is not None else current_scope()
         if scope is None:
             return
-        request = {"model": name, "messages": to_openai(messages[0])}
+        ours = params.get("_type") == LLM_TYPE
+        request: dict[str, Any] = {"model": name}
+        if not ours:
+            request["messages"] = to_openai(messages[0])
         if params.get("tools"):
             request["tools"] = params["tools"]
         origin = replace(origin_of(None, told, run_id), parent_run_id=parent)
-        asked = _Asked(scope.begin(), request, origin, time.time(), scope)
+        kept = messages[0] if ours else None
+        asked = _Asked(scope.begin(), request, origin, time.time(), kept, scope)
         with self._lock:
             self._asked[run_id] = asked
 
@@ -194,6 +202,8 @@ class TrajectoryCallbackHandler(BaseCallbackHandler):
             self.answered.update(_fingerprint(said) for said in answers)
         if asked is None or asked.scope.saw_run(str(run_id)):
             return
+        if asked.messages is not None:
+            asked.request["messages"] = to_openai(asked.messages)
         for index, said in enumerate(answers or [None]):
             call = _call(asked, run_id, said, index, error)
             if not asked.scope.saw_answer(call.key):

@@ -9,7 +9,7 @@ it knows of the model behind it is in `described`, how it is copied in `rebuilt`
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping
-from typing import Any, cast
+from typing import Any, Self, cast
 from weakref import WeakSet
 
 from langchain_core.callbacks import BaseCallbackManager
@@ -28,6 +28,8 @@ from art_core.route import Route
 from art_core.transport import HOLD_TIMEOUT, PLACEHOLDER_URL, async_client, sync_client
 from art_langgraph import answers
 from art_langgraph.call_route import arouted_at_start, current_route, routed, routed_at_start
+from art_langgraph.callbacks import LLM_TYPE
+from art_langgraph.completions import AsyncReadyCompletions, ReadyCompletions
 from art_langgraph.described import DescribedChat
 from art_langgraph.messages import mend_tool_calls
 from art_langgraph.rebuilt import FOUND_AT_CALL, NOT_GIVEN, NOT_OURS, RebuiltChat
@@ -88,6 +90,13 @@ class ChatArt(DescribedChat, RebuiltChat):
             "http_async_client": _own(async_client(_route_of_call)),
             "use_responses_api": False,
         }
+
+    @model_validator(mode="after")
+    def _send_as_it_is(self) -> Self:
+        """What LangChain has made is JSON: nothing in it is rewritten at each call."""
+        self.client = ReadyCompletions(self.root_client)
+        self.async_client = AsyncReadyCompletions(self.root_async_client)
+        return self
 
     # --- finding the model, on every path that LangChain has to it
 
@@ -262,7 +271,7 @@ class ChatArt(DescribedChat, RebuiltChat):
 
     @property
     def _llm_type(self) -> str:
-        return "art-chat"
+        return LLM_TYPE
 
 
 def _route_of_call() -> Route:

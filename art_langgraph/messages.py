@@ -7,6 +7,7 @@ be mended, what was sampled stays in the call's record as it was. It leaves out 
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -91,7 +92,13 @@ def _mended(message: Message) -> Message:
 
 def _sendable(call: Mapping[str, Any]) -> bool:
     arguments = call["function"]["arguments"]
-    return bool(arguments) and strict_object(arguments) is not None
+    return isinstance(arguments, str) and bool(arguments) and _is_strict(arguments)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_strict(arguments: str) -> bool:
+    """Kept, as a history is sent again at each of its turns."""
+    return strict_object(arguments) is not None
 
 
 def _mended_call(call: dict[str, Any]) -> dict[str, Any]:
@@ -101,11 +108,11 @@ def _mended_call(call: dict[str, Any]) -> dict[str, Any]:
     return {**call, "function": {**call["function"], "arguments": json.dumps(value)}}
 
 
-def _closed(arguments: str | None) -> dict[str, Any]:
-    """The object that a broken string was about to be; {} if it was none."""
-    value = _loosely(arguments or "{}")
-    if isinstance(value, str):
-        value = _loosely(value)
+def _closed(arguments: Any) -> dict[str, Any]:
+    """The object that a broken string was about to be, or that was never spelled; else {}."""
+    value = arguments
+    for _ in range(2):  # it may have been encoded twice
+        value = _loosely(value or "{}") if isinstance(value, str | None) else value
     return value if isinstance(value, dict) else {}
 
 

@@ -113,6 +113,24 @@ def test_light_side_imports_without_torch_and_does_nothing_else(tmp_path: Path) 
     assert json.loads(done.stdout) == []
 
 
+def test_the_command_starts_without_the_libraries_of_its_commands() -> None:
+    """`art-langgraph --help` is asked for often; LangGraph and LangChain take a second to load."""
+    heavy = ["langchain_core", "langchain_openai", "langgraph", "torch", "transformers"]
+    code = f"import sys, art_langgraph.cli\nprint([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_public_names_are_what_they_say_whatever_was_imported_before() -> None:
+    """A module of the same name would take its place as soon as it is imported."""
+    for name in art_langgraph.__all__:
+        assert getattr(art_langgraph, name).__module__.startswith("art_langgraph.")
+    modules = {module.name for module in pkgutil.iter_modules(art_langgraph.__path__)}
+    assert not modules & set(art_langgraph.__all__)
+
+
 @pytest.mark.parametrize("package", [art_core, art_langgraph], ids=lambda p: str(p.__name__))
 def test_packages_say_that_they_are_typed(package: object) -> None:
     """PEP 561: type checkers read the annotations of packages that hold the file py.typed."""

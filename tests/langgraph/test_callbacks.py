@@ -109,6 +109,8 @@ async def test_a_stand_in_is_another_model() -> None:
     with pytest.warns(NoModelCalls):
         trajectory: Trajectory = await rollout(graph, ASK)
     assert [c.trainable for c in trajectory.calls] == [False]
+    (asked,) = trajectory.calls[0].messages
+    assert (asked["role"], asked["content"]) == ("user", "hi")
 
 
 def test_a_call_that_both_paths_see_is_kept_once() -> None:
