@@ -119,7 +119,11 @@ _HELD_OUT = {
         "Find the number of {name} for me.",
     ),
 }
-WORDINGS: dict[str, dict[str, tuple[str, ...]]] = {"train": _TRAINING, "check": _CHECKS, "held-out": _HELD_OUT}
+WORDINGS: dict[str, dict[str, tuple[str, ...]]] = {
+    "train": {**_TRAINING},
+    "check": {**_CHECKS},
+    "held-out": {**_HELD_OUT},
+}
 """What customers write, by what they are there for; no wording is in two of them."""
 
 
