@@ -16,9 +16,6 @@ from art_core.histories import same_message
 from art_core.records import RecordStore, TokenRecord
 from art_core.trajectories import Trajectory
 
-_CLOCK_SECONDS = 1.0
-"""How far the clocks of client and server may differ before a record counts as an older run's."""
-
 
 def join_records(trajectories: Iterable[Trajectory], records: RecordStore) -> None:
     """Complete the calls of `trajectories`, in place. Doing it twice changes nothing.
@@ -104,14 +101,18 @@ def _unless_replay(call: ModelCall, seen: dict[tuple[str, int], float]) -> Model
 
 
 def _add_orphans(trajectory: Trajectory, records: RecordStore) -> None:
-    """Add what the server answered in this rollout, whole, and the client did not see."""
+    """Add what the server answered in this rollout, whole, and the client did not see.
+
+    Rollouts that are played again under the same key have the same ids: what was answered before
+    this one began is another one's.
+    """
     if trajectory.rollout_id is None:
         return
     known = {call.record_id for call in trajectory.calls}
-    after = trajectory.start_time - _CLOCK_SECONDS  # a run played again has the same rollout ids
+    begun = min([trajectory.start_time, *(call.started for call in trajectory.calls)])
     unseen = [
         record_id
-        for record_id in records.answered_in(trajectory.rollout_id, after=after)
+        for record_id in records.answered_in(trajectory.rollout_id, after=begun)
         if record_id not in known
     ]
     if not unseen:
