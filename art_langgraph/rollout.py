@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import inspect
 import uuid
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, ParamSpec, TypeAlias, cast
+from typing import Any, ParamSpec, cast
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import merge_configs
-from langgraph.graph import StateGraph
 from langgraph.pregel.protocol import PregelProtocol
 from langgraph.types import Command
 
@@ -30,14 +28,12 @@ from art_core.transport import CALLER_LEFT
 from art_langgraph.callbacks import TrajectoryCallbackHandler
 from art_langgraph.chat_model import ChatArt
 from art_langgraph.faults import Verdict, judge
+from art_langgraph.graph_names import named_graph
 from art_langgraph.routing import ROLLOUT_KEY
+from art_langgraph.sources import GraphSource, open_graph
 from art_langgraph.targets import ModelLike, targets_of
 
 _P = ParamSpec("_P")
-GraphSource: TypeAlias = "Runnable[Any, Any] | StateGraph[Any] | Callable[[], Any]"
-"""A graph, a graph not yet compiled, any other runnable, or a factory of one: a function, a
-coroutine function or a context manager."""
-
 _SETTLE_SECONDS = 0.5
 """How long a rollout waits at its end for responses that are just being closed."""
 
@@ -90,6 +86,7 @@ async def rollout(
         ConfigError: the arguments don't go together.
     """
     targets = targets_of(model, models, evaluation=evaluation)
+    source = named_graph(graph) if isinstance(graph, str) else graph
     trajectory = Trajectory(metadata=dict(metadata or {}))
     with open_scope(rollout_id, targets) as scope:
         handler = TrajectoryCallbackHandler(scope)
@@ -106,7 +103,7 @@ async def rollout(
         async with _recorded(trajectory, scope):
             limit = asyncio.timeout(timeout)
             try:
-                async with limit, _opened(graph) as runnable:
+                async with limit, open_graph(source, settings) as runnable:
                     await _play(runnable, input, settings, context, trajectory)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  # a rollout's edge
                 _reraise_own_cancel(error)
@@ -211,36 +208,6 @@ def init_chat_model(
 
 
 # --- playing
-
-
-@asynccontextmanager
-async def _opened(source: GraphSource) -> AsyncIterator[Runnable[Any, Any]]:
-    """The runnable that a source stands for."""
-    made: Any = source
-    if not isinstance(made, Runnable | StateGraph) and callable(made):
-        made = made()
-    if inspect.isawaitable(made):
-        made = await made
-    if hasattr(made, "__aenter__"):
-        async with made as opened:
-            yield _compiled(opened)
-    elif hasattr(made, "__enter__"):
-        with made as opened:
-            yield _compiled(opened)
-    else:
-        yield _compiled(made)
-
-
-def _compiled(graph: Any) -> Runnable[Any, Any]:
-    if isinstance(graph, StateGraph):
-        return graph.compile()
-    if not isinstance(graph, Runnable):
-        raise ConfigError(
-            "this can't be played",
-            got=graph,
-            expected="a compiled graph, a StateGraph, another runnable, or a factory of one",
-        )
-    return graph
 
 
 async def _play(
