@@ -20,7 +20,7 @@ from langgraph.pregel import Pregel
 
 from art_core.calls import ModelCall
 from art_core.capture import Target
-from art_core.errors import ARTError, RolloutFailure
+from art_core.errors import RolloutFailure
 from art_core.records import RecordStore
 from art_core.trajectories import Trajectory
 from art_langgraph.rehearsal.actor import MANNERS, rollout_id
@@ -32,7 +32,7 @@ from art_langgraph.rollout import NoModelCalls, rollout
 from art_langgraph.sources import GraphSource, open_graph
 from art_langgraph.training_payload import SamplingOverridden
 
-RECURSION_LIMIT = 50
+RECURSION_LIMIT = 40
 """Supersteps of a rollout where neither the scenario nor the graph sets a limit."""
 _LANGGRAPHS_OWN = 9_999
 """From here on a recursion limit is a default of LangGraph (10007) or create_agent (9999)."""
@@ -190,10 +190,7 @@ def _facts(graph: Runnable[Any, Any]) -> GraphFacts:
     if not isinstance(bare, Pregel):
         return GraphFacts(name=graph.get_name(), llm_cache=llm_cache)
     graphs = [("", bare)]
-    try:
-        graphs += [(f"{path}/", inner) for path, inner in bare.get_subgraphs(recurse=True)]
-    except ARTError:
-        raise
+    graphs += [(f"{path}/", inner) for path, inner in bare.get_subgraphs(recurse=True)]
     cached = [
         f"{path}{name}"
         for path, inner in graphs

@@ -60,6 +60,11 @@ class ScriptedStage:
         self._server.stop()
         self.records.close()
 
+    @property
+    def base_url(self) -> str:
+        """Ends in "/v1"; known once it runs."""
+        return self._server.base_url
+
     async def prepare(self) -> None:
         """Make the policy servable."""
         await self.engine.load_adapter(AdapterRef(NAME, 0), Path())
@@ -67,7 +72,7 @@ class ScriptedStage:
     def target(self, *_: object, **__: object) -> Target:
         """Where a rollout's calls go: a policy in training."""
         return Target(
-            self._server.base_url, "local", NAME, sampling=SamplingConfig(), trains=True
+            self.base_url, "local", NAME, sampling=SamplingConfig(), trains=True
         )
 
     def _speak(self, prompt: str, request: GenerateRequest) -> str:

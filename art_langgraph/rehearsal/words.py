@@ -16,7 +16,7 @@ from art_core.engine.chat_template import ChatTemplate, hermes_chatml
 from art_core.engine.messages import template_messages
 
 _SPECIAL = ("<|im_start|>", "<|im_end|>")
-_PIECE = re.compile(r"<\|im_start\|>|<\|im_end\|>| ?[^\W\d_]{1,7}|\d{1,3}|[^\w\s]{1,2}|\s|.", re.S)
+_PIECE = re.compile(r"<\|im_start\|>|<\|im_end\|>| ?[^\W\d]{1,8}|\d{1,3}|[^\w\s]{1,3}|\s|.", re.S)
 
 
 class WordTokenizer:

@@ -1,0 +1,318 @@
+"""`art-langgraph rehearse`: plays the user's graph before any training, and says what to mend.
+
+In: where the graph is, perhaps scenarios and a reward. Out: a table of what was found; status 0 if
+the agent can be trained, 1 if not. No GPU and no torch is needed; where torch is installed, a real
+training step is tried too. Left out: the checks (art_langgraph/rehearsal), how they look
+(rehearse_view.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, redirect_stdout
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from art_core.errors import ConfigError
+from art_langgraph.visible import visible
+
+if TYPE_CHECKING:
+    from art_langgraph.rehearsal.finding import Finding
+    from art_langgraph.rehearsal.perform import Player
+    from art_langgraph.rehearsal.played import Play, Rehearsal
+    from art_langgraph.rehearsal.scenarios import Scenario
+
+T = TypeVar("T")
+TRAINING = ("torch", "transformers", "peft", "tokenizers", "pyarrow")
+"""Of the extra "train": what a training step needs."""
+TINY = "tiny"
+"""`--model` of this name is a random model."""
+NOISY = r"(huggingface_hub|peft|torch|transformers)\b"
+"""Packages whose warnings are for their developers."""
+
+
+def run_rehearse(
+    source: Annotated[
+        str,
+        typer.Argument(help='"module:graph", "path.py:graph", or an id in your langgraph.json.'),
+    ],
+    scenarios: Annotated[
+        Path | None,
+        typer.Option(help="JSONL: a graph's input a line, or input, config and context of one."),
+    ] = None,
+    reward: Annotated[
+        str | None,
+        typer.Option(help='"module:function" of the trajectory, or of it and the scenario.'),
+    ] = None,
+    group: Annotated[int, typer.Option(min=1, help="Rollouts of each scenario.")] = 5,
+    model: Annotated[
+        str | None,
+        typer.Option(help='Play with a real model: "owner/name", a folder, or "tiny" (random).'),
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds a rollout may take.")] = 20.0,
+    stock: Annotated[
+        bool,
+        typer.Option("--stock", help="Let stock OpenAI clients ask the scripted model too."),
+    ] = False,
+    train: Annotated[
+        bool, typer.Option(help="Try a training step, if torch is installed.")
+    ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Play your own agent with a scripted model: is everything in place to train it?"""
+    began = time.monotonic()
+    if stock and model is not None:
+        raise ConfigError("--stock goes with the scripted model only", got=model)
+    with _users_output_on_stderr():
+        rehearsal, findings = _rehearse(
+            source, scenarios, reward, group, model, timeout, stock=stock, train=train
+        )
+    status = _show(rehearsal, findings, time.monotonic() - began, as_json=as_json)
+    if any(play.trajectory.ended == "timeout" for play in rehearsal.plays):
+        _leave(status)  # a node that hangs in a thread can't be stopped, and Python would wait
+    raise typer.Exit(status)
+
+
+def _rehearse(
+    source: str,
+    scenarios: Path | None,
+    reward: str | None,
+    group: int,
+    model: str | None,
+    timeout: float,
+    *,
+    stock: bool,
+    train: bool,
+) -> tuple[Rehearsal, list[Finding]]:
+    from art_langgraph.cli.interrupt import run
+    from art_langgraph.graph_names import named_graph
+    from art_langgraph.rehearsal.checks import check
+    from art_langgraph.rehearsal.perform import perform
+    from art_langgraph.rehearsal.scenarios import read_scenarios
+
+    given = read_scenarios(scenarios) if scenarios is not None else None
+
+    async def play(player: Player, graph: Any, function: Any) -> tuple[Rehearsal, list[Finding]]:
+        with _bar() as on_play:
+            rehearsal = await perform(
+                graph,
+                player,
+                given,
+                label=source,
+                group=group,
+                reward=function,
+                timeout=timeout,
+                on_play=on_play,
+            )
+        findings = check(rehearsal)
+        findings.append(await _practice(rehearsal, graph, timeout, train=train))
+        _forget_hung_threads(rehearsal)
+        return rehearsal, findings
+
+    def loaded() -> tuple[Any, Any]:
+        return _theirs(named_graph, source), None if reward is None else _theirs(_function, reward)
+
+    if model is not None:
+        graph, function = loaded()
+        return _guarded(lambda: run(_with_model(model, lambda p: play(p, graph, function))))
+    from art_langgraph.rehearsal.stage import ScriptedStage
+
+    with ScriptedStage() as stage:
+        if stock:
+            os.environ |= {"OPENAI_BASE_URL": stage.base_url, "OPENAI_API_KEY": "local"}
+        graph, function = loaded()
+        return _guarded(lambda: run(_with_stage(stage, lambda p: play(p, graph, function))))
+
+
+async def _with_stage(stage: Any, play: Callable[[Player], Any]) -> Any:
+    from art_langgraph.rehearsal.perform import Player
+
+    await stage.prepare()
+    return await play(Player("scripted", stage.target(), stage.records))
+
+
+async def _with_model(name: str, play: Callable[[Player], Any]) -> Any:
+    """Play with a real model behind a `LocalBackend`, in a run folder that is thrown away."""
+    _check_installed(f"--model {name}")
+    import art_core as art
+    from art_core.nn.base_model import resolve_base_model
+    from art_core.nn.tiny_model import write_tiny_model
+    from art_langgraph.rehearsal.perform import Player
+
+    with tempfile.TemporaryDirectory() as folder, _without_noise():
+        runs, tiny = Path(folder, "runs"), Path(folder, "tiny")
+        tiny.mkdir()
+        base = write_tiny_model(tiny, [__doc__ or ""]) if name == TINY else resolve_base_model(name)
+        policy: art.TrainableModel[None] = art.TrainableModel(
+            name="rehearsal",
+            project="rehearsal",
+            base_model=str(base),
+            base_path=str(runs),
+            art_config=art.ModelConfig(sampling=art.SamplingConfig(max_tokens=256)),
+        )
+        async with art.LocalBackend(show_progress=False) as backend:
+            await policy.register(backend)
+            return await play(Player(name, policy.target()))
+
+
+async def _practice(rehearsal: Rehearsal, graph: Any, timeout: float, *, train: bool) -> Finding:
+    """A training step, where it can be tried."""
+    from art_langgraph.rehearsal.finding import Finding
+
+    missing = [name for name in TRAINING if find_spec(name) is None]
+    asked = any(play.policy_calls for play in rehearsal.plays)
+    if not train or missing or not asked:
+        why = (
+            "not wished for (--no-train)"
+            if not train
+            else f"needs packages that are not installed ({', '.join(missing)})"
+            if missing
+            else "the policy was asked nothing"
+        )
+        fix = "pip install 'art-langgraph[train]', here or where you will train." if missing else ""
+        return Finding("checkpoint", "skipped", f"no training step was tried: {why}", fix)
+    from art_core.nn.tiny_model import write_tiny_model
+    from art_langgraph.rehearsal.practice import practise
+
+    texts = [json.dumps(call.messages) for play in rehearsal.plays for call in play.policy_calls]
+    with tempfile.TemporaryDirectory() as folder, _without_noise():
+        base = Path(folder, "tiny")
+        base.mkdir()
+        write_tiny_model(base, texts)
+        scenario: Scenario = rehearsal.scenarios[0]
+        return await practise(graph, scenario, base, Path(folder, "runs"), timeout=timeout)
+
+
+def _show(
+    rehearsal: Rehearsal, findings: list[Finding], seconds: float, *, as_json: bool
+) -> int:
+    from art_langgraph.cli.rehearse_view import show_rehearsal
+    from art_langgraph.rehearsal.finding import failed
+    from art_langgraph.rehearsal.report import document
+
+    if as_json:
+        typer.echo(json.dumps(document(rehearsal, findings), indent=2))
+    else:
+        show_rehearsal(rehearsal, findings, seconds)
+    return int(failed(findings))
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[Play], None]]:
+    from art_core.progress import progress
+
+    done = 0
+    with progress("rehearse") as bar:
+
+        def on_play(play: Play) -> None:
+            nonlocal done
+            done += 1
+            bar.show(done, None, "rollouts")
+
+        yield on_play
+
+
+# --- the user's code
+
+
+def _theirs(find: Callable[[str], T], name: str) -> T:
+    """What `find` gives; a fault of the user's module is shown as Python shows it."""
+    try:
+        return find(name)
+    except SystemExit as error:
+        raise ConfigError(
+            "the module ends the program when it is imported",
+            got=name,
+            expected="a module that can be imported",
+            fix='Put what it does into `if __name__ == "__main__":`.',
+        ) from error
+    except ConfigError as error:
+        if error.__cause__ is not None:
+            _show_traceback(error.__cause__)
+        raise
+
+
+def _guarded(work: Callable[[], T]) -> T:
+    """What `work` gives; an exception out of the user's factory is shown as Python shows it."""
+    from art_langgraph.rehearsal.blame import is_theirs, named
+
+    try:
+        return work()
+    except Exception as error:
+        if not is_theirs(error):
+            raise
+        _show_traceback(error)
+        raise ConfigError(f"the graph could not be made ({named(error)})") from error
+
+
+def _show_traceback(error: BaseException) -> None:
+    from art_langgraph.rehearsal.blame import is_theirs, their_traceback
+
+    if is_theirs(error) and sys.stderr is not None:
+        sys.stderr.write(visible(their_traceback(error)) + "\n")
+
+
+def _function(name: str) -> Callable[..., Any]:
+    """The reward function of that name."""
+    from art_langgraph.graph_names import named_graph
+
+    found = named_graph(name)
+    if not callable(found):
+        raise ConfigError(
+            "the reward is no function", got=found, expected="a function of the trajectory"
+        )
+    function: Callable[..., Any] = found
+    return function
+
+
+@contextmanager
+def _users_output_on_stderr() -> Iterator[None]:
+    """Keep stdout for the report: what the user's code and its children print goes to stderr."""
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+@contextmanager
+def _without_noise() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=NOISY)
+        yield
+
+
+def _check_installed(what: str) -> None:
+    missing = [name for name in TRAINING if find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"{what} needs packages that are not installed ({', '.join(missing)})",
+            fix="Run: pip install 'art-langgraph[train]'",
+        )
+
+
+def _forget_hung_threads(rehearsal: Rehearsal) -> None:
+    """Let the loop close without waiting for threads that a rollout was stopped in."""
+    if any(play.trajectory.ended == "timeout" for play in rehearsal.plays):
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+
+
+def _leave(status: int) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    os._exit(status)
