@@ -1,7 +1,7 @@
 """A random model so small that a whole training step takes a blink: for rehearsals of the plumbing.
 
-In: texts like those that it will read. Out: a base model's folder in Hugging Face format, a Llama of
-two layers with a tokenizer made for these texts. It says noise, a few tokens at a time.
+In: texts like those that it will read. Out: a base model's folder in Hugging Face format, a Llama
+of two layers with a tokenizer made for these texts. It says noise, a few tokens at a time.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ END_OF_TURN_CHANCE = 0.2
 
 
 def write_tiny_model(folder: Path, texts: Iterable[str], *, seed: int = 0) -> Path:
-    """Write the model into `folder`, which is there; return it."""
+    """Write the model into `folder`, which is made; return it."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    folder.mkdir(parents=True)
     tokenizer = _tokenizer(texts)
     size = len(tokenizer)
     config = LlamaConfig(

@@ -14,17 +14,18 @@ import os
 import sys
 import tempfile
 import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 import typer
 
-from art_core.errors import ConfigError
+from art_core.errors import CaptureError, ConfigError
+from art_langgraph.cli.library_noise import no_library_bars, no_library_warnings
 from art_langgraph.visible import visible
 
 if TYPE_CHECKING:
@@ -32,14 +33,14 @@ if TYPE_CHECKING:
     from art_langgraph.rehearsal.perform import Player
     from art_langgraph.rehearsal.played import Play, Rehearsal
     from art_langgraph.rehearsal.scenarios import Scenario
+    from art_langgraph.rehearsal.stage import ScriptedStage
 
 T = TypeVar("T")
 TRAINING = ("torch", "transformers", "peft", "tokenizers", "pyarrow")
 """Of the extra "train": what a training step needs."""
+_STOPPING = b"\nStopping. Ctrl-C again leaves at once.\n"
 TINY = "tiny"
 """`--model` of this name is a random model."""
-NOISY = r"(huggingface_hub|peft|torch|transformers)\b"
-"""Packages whose warnings are for their developers."""
 
 
 def run_rehearse(
@@ -65,94 +66,104 @@ def run_rehearse(
         bool,
         typer.Option("--stock", help="Let stock OpenAI clients ask the scripted model too."),
     ] = False,
-    train: Annotated[
-        bool, typer.Option(help="Try a training step, if torch is installed.")
-    ] = True,
+    train: Annotated[bool, typer.Option(help="Try a training step, if torch is installed.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Play your own agent with a scripted model: is everything in place to train it?"""
     began = time.monotonic()
     if stock and model is not None:
         raise ConfigError("--stock goes with the scripted model only", got=model)
+    wish = _Wish(source, scenarios, reward, group, model, timeout, stock=stock, train=train)
     with _users_output_on_stderr():
-        rehearsal, findings = _rehearse(
-            source, scenarios, reward, group, model, timeout, stock=stock, train=train
-        )
+        rehearsal, findings = _rehearse(wish)
     status = _show(rehearsal, findings, time.monotonic() - began, as_json=as_json)
-    if any(play.trajectory.ended == "timeout" for play in rehearsal.plays):
+    if _is_hung(rehearsal):
         _leave(status)  # a node that hangs in a thread can't be stopped, and Python would wait
     raise typer.Exit(status)
 
 
-def _rehearse(
-    source: str,
-    scenarios: Path | None,
-    reward: str | None,
-    group: int,
-    model: str | None,
-    timeout: float,
-    *,
-    stock: bool,
-    train: bool,
-) -> tuple[Rehearsal, list[Finding]]:
+@dataclass(frozen=True)
+class _Wish:
+    """What the command line asks for."""
+
+    source: str
+    scenarios: Path | None
+    reward: str | None
+    group: int
+    model: str | None
+    timeout: float
+    stock: bool
+    train: bool
+
+
+Outcome: TypeAlias = "tuple[Rehearsal, list[Finding]]"
+Work: TypeAlias = "Callable[[Player], Coroutine[Any, Any, Outcome]]"
+"""What is left to be done once somebody plays the policy."""
+
+
+def _rehearse(wish: _Wish) -> Outcome:
     from art_langgraph.cli.interrupt import run
+    from art_langgraph.rehearsal.scenarios import read_scenarios
+    from art_langgraph.rehearsal.stage import ScriptedStage
+
+    scenarios = None if wish.scenarios is None else read_scenarios(wish.scenarios)
+    if wish.model is not None:
+        work = _prepared(wish, scenarios)
+        return _guarded(lambda: run(_with_model(str(wish.model), work), _STOPPING))
+    with ScriptedStage() as stage:
+        if wish.stock:
+            os.environ |= {"OPENAI_BASE_URL": stage.base_url, "OPENAI_API_KEY": "local"}
+        work = _prepared(wish, scenarios)
+        return _guarded(lambda: run(_with_stage(stage, work), _STOPPING))
+
+
+def _prepared(wish: _Wish, scenarios: list[Scenario] | None) -> Work:
+    """Import the user's code, and say what is to be done with it."""
     from art_langgraph.graph_names import named_graph
     from art_langgraph.rehearsal.checks import check
     from art_langgraph.rehearsal.perform import perform
-    from art_langgraph.rehearsal.scenarios import read_scenarios
 
-    given = read_scenarios(scenarios) if scenarios is not None else None
+    graph = _theirs(named_graph, wish.source)
+    reward = None if wish.reward is None else _theirs(_function, wish.reward)
 
-    async def play(player: Player, graph: Any, function: Any) -> tuple[Rehearsal, list[Finding]]:
+    async def play(player: Player) -> Outcome:
         with _bar() as on_play:
             rehearsal = await perform(
                 graph,
                 player,
-                given,
-                label=source,
-                group=group,
-                reward=function,
-                timeout=timeout,
+                scenarios,
+                label=wish.source,
+                group=wish.group,
+                reward=reward,
+                timeout=wish.timeout,
                 on_play=on_play,
             )
-        findings = check(rehearsal)
-        findings.append(await _practice(rehearsal, graph, timeout, train=train))
-        _forget_hung_threads(rehearsal)
-        return rehearsal, findings
+        practice = await _practice(rehearsal, graph, wish)
+        if _is_hung(rehearsal):  # let the loop close without waiting for its threads
+            asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        return rehearsal, [*check(rehearsal), practice]
 
-    def loaded() -> tuple[Any, Any]:
-        return _theirs(named_graph, source), None if reward is None else _theirs(_function, reward)
-
-    if model is not None:
-        graph, function = loaded()
-        return _guarded(lambda: run(_with_model(model, lambda p: play(p, graph, function))))
-    from art_langgraph.rehearsal.stage import ScriptedStage
-
-    with ScriptedStage() as stage:
-        if stock:
-            os.environ |= {"OPENAI_BASE_URL": stage.base_url, "OPENAI_API_KEY": "local"}
-        graph, function = loaded()
-        return _guarded(lambda: run(_with_stage(stage, lambda p: play(p, graph, function))))
+    return play
 
 
-async def _with_stage(stage: Any, play: Callable[[Player], Any]) -> Any:
+async def _with_stage(stage: ScriptedStage, work: Work) -> Outcome:
     from art_langgraph.rehearsal.perform import Player
 
     await stage.prepare()
-    return await play(Player("scripted", stage.target(), stage.records))
+    return await work(Player("scripted", stage.target(), stage.records))
 
 
-async def _with_model(name: str, play: Callable[[Player], Any]) -> Any:
+async def _with_model(name: str, work: Work) -> Outcome:
     """Play with a real model behind a `LocalBackend`, in a run folder that is thrown away."""
     _check_installed(f"--model {name}")
+    no_library_bars()
     import art_core as art
     from art_core.nn.base_model import resolve_base_model
     from art_core.nn.tiny_model import write_tiny_model
     from art_langgraph.rehearsal.perform import Player
 
-    with tempfile.TemporaryDirectory() as folder, _without_noise():
+    with tempfile.TemporaryDirectory() as folder, no_library_warnings():
         runs, tiny = Path(folder, "runs"), Path(folder, "tiny")
-        tiny.mkdir()
         base = write_tiny_model(tiny, [__doc__ or ""]) if name == TINY else resolve_base_model(name)
         policy: art.TrainableModel[None] = art.TrainableModel(
             name="rehearsal",
@@ -163,40 +174,39 @@ async def _with_model(name: str, play: Callable[[Player], Any]) -> Any:
         )
         async with art.LocalBackend(show_progress=False) as backend:
             await policy.register(backend)
-            return await play(Player(name, policy.target()))
+            return await work(Player(name, policy.target()))
 
 
-async def _practice(rehearsal: Rehearsal, graph: Any, timeout: float, *, train: bool) -> Finding:
+async def _practice(rehearsal: Rehearsal, graph: Any, wish: _Wish) -> Finding:
     """A training step, where it can be tried."""
     from art_langgraph.rehearsal.finding import Finding
 
     missing = [name for name in TRAINING if find_spec(name) is None]
-    asked = any(play.policy_calls for play in rehearsal.plays)
-    if not train or missing or not asked:
-        why = (
-            "not wished for (--no-train)"
-            if not train
-            else f"needs packages that are not installed ({', '.join(missing)})"
-            if missing
-            else "the policy was asked nothing"
-        )
-        fix = "pip install 'art-langgraph[train]', here or where you will train." if missing else ""
+    why, fix = "", ""
+    if not wish.train:
+        why = "--no-train"
+    elif not any(play.policy_calls for play in rehearsal.plays):
+        why = "the policy was asked nothing"
+    elif _is_hung(rehearsal):
+        why = "a rollout hangs"
+    elif missing:
+        why = f"it needs packages that are not installed ({', '.join(missing)})"
+        fix = "pip install 'art-langgraph[train]', here or where you will train."
+    if why:
         return Finding("checkpoint", "skipped", f"no training step was tried: {why}", fix)
+    no_library_bars()
     from art_core.nn.tiny_model import write_tiny_model
     from art_langgraph.rehearsal.practice import practise
 
     texts = [json.dumps(call.messages) for play in rehearsal.plays for call in play.policy_calls]
-    with tempfile.TemporaryDirectory() as folder, _without_noise():
-        base = Path(folder, "tiny")
-        base.mkdir()
-        write_tiny_model(base, texts)
-        scenario: Scenario = rehearsal.scenarios[0]
-        return await practise(graph, scenario, base, Path(folder, "runs"), timeout=timeout)
+    with tempfile.TemporaryDirectory() as folder, no_library_warnings():
+        base = write_tiny_model(Path(folder, "tiny"), texts)
+        return await practise(
+            graph, rehearsal.scenarios[0], base, Path(folder, "runs"), timeout=wish.timeout
+        )
 
 
-def _show(
-    rehearsal: Rehearsal, findings: list[Finding], seconds: float, *, as_json: bool
-) -> int:
+def _show(rehearsal: Rehearsal, findings: list[Finding], seconds: float, *, as_json: bool) -> int:
     from art_langgraph.cli.rehearse_view import show_rehearsal
     from art_langgraph.rehearsal.finding import failed
     from art_langgraph.rehearsal.report import document
@@ -238,9 +248,26 @@ def _theirs(find: Callable[[str], T], name: str) -> T:
             fix='Put what it does into `if __name__ == "__main__":`.',
         ) from error
     except ConfigError as error:
-        if error.__cause__ is not None:
-            _show_traceback(error.__cause__)
-        raise
+        cause = error.__cause__
+        if cause is None:
+            raise
+        _show_traceback(cause)
+        raise ConfigError(error.what, fix=_import_fix(cause)) from cause
+
+
+def _import_fix(cause: BaseException) -> str:
+    """What to do where a module can't be imported."""
+    if isinstance(cause, CaptureError):
+        return (
+            "The module runs its agent when it is imported; put that into "
+            '`if __name__ == "__main__":`.'
+        )
+    if type(cause).__module__.partition(".")[0] == "openai":
+        return (
+            "A stock client wants a key. Put ChatArt() in its place (in create_agent: in the place "
+            'of the "provider:model" string), or let it ask the scripted model too: --stock.'
+        )
+    return "It is your module's own code that raised it."
 
 
 def _guarded(work: Callable[[], T]) -> T:
@@ -289,13 +316,6 @@ def _users_output_on_stderr() -> Iterator[None]:
         os.close(kept)
 
 
-@contextmanager
-def _without_noise() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=NOISY)
-        yield
-
-
 def _check_installed(what: str) -> None:
     missing = [name for name in TRAINING if find_spec(name) is None]
     if missing:
@@ -305,10 +325,8 @@ def _check_installed(what: str) -> None:
         )
 
 
-def _forget_hung_threads(rehearsal: Rehearsal) -> None:
-    """Let the loop close without waiting for threads that a rollout was stopped in."""
-    if any(play.trajectory.ended == "timeout" for play in rehearsal.plays):
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+def _is_hung(rehearsal: Rehearsal) -> bool:
+    return any(play.trajectory.ended == "timeout" for play in rehearsal.plays)
 
 
 def _leave(status: int) -> None:

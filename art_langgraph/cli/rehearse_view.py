@@ -1,7 +1,7 @@
 """How a rehearsal is shown: the rollouts, what of them is trained, and what the checks found.
 
-In: a `Rehearsal` and findings. Out: lines on stdout. Text of models, tools and users is shown letter
-for letter. Left out: JSON (`rehearsal.report`).
+In: a `Rehearsal` and findings. Out: lines on stdout. Text of models, tools and users is shown
+letter for letter. Left out: JSON (`rehearsal.report`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ from art_langgraph.rehearsal.report import SCRIPTED_LIMITS, said, trained_tokens
 from art_langgraph.rehearsal.wording import place, plural, shortened
 from art_langgraph.visible import visible
 
-_STYLES: dict[Status, str] = {"pass": "green", "warn": "yellow", "fail": "bold red", "skipped": "dim"}
+_STYLES: dict[Status, str] = {
+    "pass": "green",
+    "warn": "yellow",
+    "fail": "bold red",
+    "skipped": "dim",
+}
 _CALLS = 8
 """Calls of a rollout that are shown."""
 _TEXT = 100
@@ -69,7 +74,7 @@ def _ended_style(ended: str) -> str:
 def _show_masks(play: Play) -> None:
     links = lineage(play.policy_calls)
     say()
-    say(f"Calls of the first rollout; «what is trained» among its context, by nodes {_nodes(links)}:")
+    say(f"The first rollout's calls, «what is trained» of each; by nodes: {_nodes(links)}")
     for number, link in enumerate(links[:_CALLS], start=1):
         _show_mask(number, link)
     if len(links) > _CALLS:

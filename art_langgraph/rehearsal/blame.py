@@ -20,7 +20,7 @@ _PYTHONS = (str(Path(sysconfig.get_path("stdlib")).resolve()), "<frozen ")
 
 def place_of(error: BaseException) -> str:
     """ " (agent.py:41 in plan)": the innermost frame in the user's files; "" if there is none."""
-    for seen in _chain(error):
+    for seen in chain(error):
         frames = [f for f in traceback.extract_tb(seen.__traceback__) if _is_theirs(f.filename)]
         if frames:
             last = frames[-1]
@@ -35,7 +35,7 @@ def named(error: BaseException, length: int = 300) -> str:
 
 
 def their_traceback(error: BaseException) -> str:
-    """The traceback as Python prints it, without our own frames and those of importing."""
+    """The traceback as Python prints it, of the user's own frames and the one that raised."""
     told = traceback.TracebackException.from_exception(error)
     _drop_ours(told, set())
     return "".join(told.format())
@@ -54,6 +54,10 @@ def _drop_ours(told: traceback.TracebackException, seen: set[int]) -> None:
         return
     seen.add(id(told))
     kept = [f for f in told.stack if not f.filename.startswith((*_OURS, "<frozen importlib"))]
+    theirs = [place for place, frame in enumerate(kept) if _is_theirs(frame.filename)]
+    if theirs:
+        last = kept[theirs[-1] + 1 :][-1:]  # where it came from in a library
+        kept = [kept[place] for place in theirs] + last
     told.stack = traceback.StackSummary.from_list(kept)
     for other in (told.__cause__, told.__context__):
         if other is not None:
@@ -66,9 +70,10 @@ def _is_theirs(filename: str) -> bool:
     return not str(Path(filename).resolve()).startswith((*_OURS, *_PYTHONS))
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The exception and what it came from."""
     seen: set[int] = set()
-    following: BaseException | None = error
+    following = error
     while following is not None and id(following) not in seen:
         seen.add(id(following))
         yield following

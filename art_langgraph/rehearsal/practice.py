@@ -52,8 +52,8 @@ async def practise(
     return Finding(
         CHECK,
         "pass",
-        f"a random tiny model learned a step from {plural(tokens, 'token')} that it sampled in this "
-        "graph (made-up rewards); the checkpoint was saved, loaded again and answered as step 1",
+        f"a random tiny model learned a step from {plural(tokens, 'token')} that it sampled in "
+        "this graph (made-up rewards); the checkpoint was saved, loaded again, and answered",
     )
 
 

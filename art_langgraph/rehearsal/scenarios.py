@@ -10,9 +10,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from langchain_core.runnables import Runnable
+from pydantic import TypeAdapter
+from pydantic.errors import PydanticUserError
 
 from art_core.errors import ConfigError
 from art_langgraph.rehearsal.schema_values import value_of
@@ -60,7 +62,7 @@ def made_up_scenario(graph: Runnable[Any, Any]) -> Scenario:
     Raises:
         ConfigError: the schema says nothing of what goes in.
     """
-    schema = graph.get_input_jsonschema()
+    schema = _input_schema(graph)
     properties = schema.get("properties") or {}
     if "messages" in properties:
         needed = [name for name in schema.get("required") or () if name != "messages"]
@@ -76,6 +78,27 @@ def made_up_scenario(graph: Runnable[Any, Any]) -> Scenario:
             fix=f"Give it scenarios by --scenarios FILE. {_FIX}",
         )
     return Scenario(made, line=made)
+
+
+def _input_schema(graph: Runnable[Any, Any]) -> dict[str, Any]:
+    """The schema of what goes in; part by part where pydantic can't describe the whole.
+
+    (On Python 3.11 it refuses `typing.TypedDict`; on any it refuses types that JSON has not.)
+    """
+    try:
+        return graph.get_input_jsonschema()
+    except (PydanticUserError, NameError):
+        builder = getattr(graph, "builder", None)
+        hints = get_type_hints(getattr(builder, "input_schema", object))
+    properties = {name: _part_schema(hint) for name, hint in hints.items()}
+    return {"properties": {name: part for name, part in properties.items() if part is not None}}
+
+
+def _part_schema(hint: Any) -> dict[str, Any] | None:
+    try:
+        return TypeAdapter(hint).json_schema()
+    except PydanticUserError:
+        return None
 
 
 def _scenario(line: str, where: str) -> Scenario:

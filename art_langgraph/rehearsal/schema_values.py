@@ -83,9 +83,7 @@ class _Maker:
         """One of the options: each in its turn, and none that goes on for ever."""
         real = [o for o in options if not (isinstance(o, Mapping) and o.get("type") == "null")]
         if depth <= 0:
-            return (
-                next((o for o in options if o not in real), options[-1]) if real else options[0]
-            )
+            return next((o for o in options if o not in real), options[-1]) if real else options[0]
         return (real or options)[self._turn % len(real or options)]
 
     def _object(self, schema: Mapping[str, Any], depth: int) -> dict[str, Any]:

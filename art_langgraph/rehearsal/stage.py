@@ -71,9 +71,7 @@ class ScriptedStage:
 
     def target(self, *_: object, **__: object) -> Target:
         """Where a rollout's calls go: a policy in training."""
-        return Target(
-            self.base_url, "local", NAME, sampling=SamplingConfig(), trains=True
-        )
+        return Target(self.base_url, "local", NAME, sampling=SamplingConfig(), trains=True)
 
     def _speak(self, prompt: str, request: GenerateRequest) -> str:
         asked = _ASKED.get()

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from art_core.errors import CaptureError
-from art_langgraph.rehearsal.blame import named, place_of
+from art_langgraph.rehearsal.blame import chain, named, place_of
 from art_langgraph.rehearsal.finding import Finding
 from art_langgraph.rehearsal.played import Play, Rehearsal
 from art_langgraph.rehearsal.wording import counted, listed, manners
+
+_PROVIDERS = frozenset({"anthropic", "google", "httpx", "httpx2", "langchain_openai", "openai"})
+"""Packages whose exceptions say that a model could not be reached."""
 
 
 def check_ending(rehearsal: Rehearsal) -> Iterator[Finding]:
@@ -44,7 +47,9 @@ def check_limits(rehearsal: Rehearsal) -> Iterator[Finding]:
     plays = rehearsal.plays
     slow = [p for p in plays if p.trajectory.ended == "timeout"]
     if slow:
-        where = listed(dict.fromkeys(n for p in slow for n in list(p.graph.get("nodes") or ())[-1:]))
+        where = listed(
+            dict.fromkeys(n for p in slow for n in list(p.graph.get("nodes") or ())[-1:])
+        )
         yield Finding(
             "limits",
             "fail",
@@ -61,7 +66,7 @@ def check_limits(rehearsal: Rehearsal) -> Iterator[Finding]:
             "warn",
             f"nothing of yours ends a policy that goes on calling tools: the rehearsal stopped "
             f"{_these(endless, len(plays))} after {rehearsal.capped} steps; LangGraph would after "
-            "10,007",
+            "about 10,000",
             'Give rollout(..., config={"recursion_limit": 20}), or a limit in the graph.',
         )
     elif willing:
@@ -97,11 +102,7 @@ def check_interrupts(rehearsal: Rehearsal) -> Iterator[Finding]:
 
 def lost(error: BaseException | None) -> bool:
     """True if a call had lost its rollout; that is told by the check of the recording."""
-    while error is not None:
-        if isinstance(error, CaptureError):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+    return any(isinstance(seen, CaptureError) for seen in chain(error))
 
 
 def _told(group: Sequence[Play], total: int) -> str:
@@ -131,7 +132,7 @@ def _fix_of(play: Play) -> str:
             "InMemorySaver or AsyncSqliteSaver, and async or plain functions."
         )
     others = [asked for asked in play.asked if not asked.ours]
-    if others and type(error).__module__.partition(".")[0] in ("openai", "anthropic", "httpx"):
+    if others and any(type(e).__module__.partition(".")[0] in _PROVIDERS for e in chain(error)):
         kinds = listed(dict.fromkeys(f"{a.kind} in {a.node}" for a in others))
         return f"Look at {kinds}: its key and address, or put ChatArt() in its place."
     if not play.calls:

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from art_core.calls import ModelCall
-from art_langgraph.rehearsal.actor import NO_TOOL
 from art_langgraph.rehearsal.finding import Finding
 from art_langgraph.rehearsal.played import Rehearsal
 from art_langgraph.rehearsal.wording import listed, plural, shortened
@@ -39,11 +38,13 @@ def check_tools(rehearsal: Rehearsal) -> Iterator[Finding]:
 
 
 def _errors(rehearsal: Rehearsal) -> Iterator[Finding]:
-    """Tools that raised, by name and kind of error; wrong arguments are the clumsy one's business."""
+    """Tools that raised, by name and kind of error; but for the wrong arguments sent on purpose."""
     seen: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for play in rehearsal.plays:
         for run in play.graph.get("tools") or ():
-            if run.get("error") and not (play.manner == "clumsy" and "wrong_arg" in run["arguments"]):
+            if run.get("error") and not (
+                play.manner == "clumsy" and "wrong_arg" in run["arguments"]
+            ):
                 kind = str(run["error"]).partition(":")[0]
                 seen.setdefault((run["name"], kind), []).append(run)
     for (name, _), runs in seen.items():
@@ -77,6 +78,3 @@ def broken_calls(call: ModelCall) -> int:
         except ValueError:
             unparsed += 1
     return unparsed
-
-
-__all__ = ["NO_TOOL", "broken_calls", "called_tools", "check_tools", "offered_tools"]
