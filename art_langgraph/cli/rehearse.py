@@ -20,7 +20,7 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeAlias, TypeVar
 
 import typer
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from art_langgraph.rehearsal.scenarios import Scenario
     from art_langgraph.rehearsal.stage import ScriptedStage
 
+_P = ParamSpec("_P")
 T = TypeVar("T")
 TRAINING = ("torch", "transformers", "peft", "tokenizers", "pyarrow")
 """Of the extra "train": what a training step needs."""
@@ -69,7 +70,10 @@ def run_rehearse(
     train: Annotated[bool, typer.Option(help="Try a training step, if torch is installed.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
-    """Play your own agent with a scripted model: is everything in place to train it?"""
+    """Play your own agent with a scripted model: is everything in place to train it?
+
+    The agent's tools run for real, with made-up arguments: give it tools that may be tried.
+    """
     began = time.monotonic()
     if stock and model is not None:
         raise ConfigError("--stock goes with the scripted model only", got=model)
@@ -109,12 +113,13 @@ def _rehearse(wish: _Wish) -> Outcome:
     scenarios = None if wish.scenarios is None else read_scenarios(wish.scenarios)
     if wish.model is not None:
         work = _prepared(wish, scenarios)
-        return _guarded(lambda: run(_with_model(str(wish.model), work), _STOPPING))
+        return _guarded(run, _with_model(wish.model, work), _STOPPING)
     with ScriptedStage() as stage:
         if wish.stock:
             os.environ |= {"OPENAI_BASE_URL": stage.base_url, "OPENAI_API_KEY": "local"}
         work = _prepared(wish, scenarios)
-        return _guarded(lambda: run(_with_stage(stage, work), _STOPPING))
+        opening = stage.open if wish.stock else None
+        return _guarded(run, _with_stage(stage, work, opening), _STOPPING)
 
 
 def _prepared(wish: _Wish, scenarios: list[Scenario] | None) -> Work:
@@ -146,11 +151,13 @@ def _prepared(wish: _Wish, scenarios: list[Scenario] | None) -> Work:
     return play
 
 
-async def _with_stage(stage: ScriptedStage, work: Work) -> Outcome:
+async def _with_stage(
+    stage: ScriptedStage, work: Work, opening: Callable[[str], None] | None
+) -> Outcome:
     from art_langgraph.rehearsal.perform import Player
 
     await stage.prepare()
-    return await work(Player("scripted", stage.target(), stage.records))
+    return await work(Player("scripted", stage.target(), stage.records, opening))
 
 
 async def _with_model(name: str, work: Work) -> Outcome:
@@ -270,12 +277,12 @@ def _import_fix(cause: BaseException) -> str:
     return "It is your module's own code that raised it."
 
 
-def _guarded(work: Callable[[], T]) -> T:
+def _guarded(work: Callable[_P, T], *args: _P.args, **kwargs: _P.kwargs) -> T:
     """What `work` gives; an exception out of the user's factory is shown as Python shows it."""
     from art_langgraph.rehearsal.blame import is_theirs, named
 
     try:
-        return work()
+        return work(*args, **kwargs)
     except Exception as error:
         if not is_theirs(error):
             raise

@@ -16,7 +16,7 @@ from art_langgraph.rehearsal.finding import Finding, Status, failed
 from art_langgraph.rehearsal.lineage import Link, lineage
 from art_langgraph.rehearsal.played import Play, Rehearsal
 from art_langgraph.rehearsal.report import SCRIPTED_LIMITS, said, trained_tokens
-from art_langgraph.rehearsal.wording import place, plural, shortened
+from art_langgraph.rehearsal.wording import asker, plural, shortened
 from art_langgraph.visible import visible
 
 _STYLES: dict[Status, str] = {
@@ -24,6 +24,12 @@ _STYLES: dict[Status, str] = {
     "warn": "yellow",
     "fail": "bold red",
     "skipped": "dim",
+}
+_COUNTED: dict[Status, str] = {
+    "pass": "passed",
+    "warn": "to look at",
+    "fail": "failed",
+    "skipped": "skipped",
 }
 _CALLS = 8
 """Calls of a rollout that are shown."""
@@ -51,7 +57,8 @@ def _show_head(rehearsal: Rehearsal) -> None:
     count = plural(len(rehearsal.scenarios), "scenario")
     made = " (made up; give yours by --scenarios)" if rehearsal.made_up else ""
     say(("art-langgraph rehearse ", "bold"), (visible(rehearsal.source), "bold"))
-    say(f"{who} plays {count}{made}, {plural(len(rehearsal.plays), 'rollout')} in all")
+    say(f"{who} plays {count}{made}, {plural(len(rehearsal.plays), 'rollout')} in all;")
+    say("your tools ran for real" + (", with made-up arguments" if rehearsal.scripted else ""))
     say()
 
 
@@ -85,14 +92,14 @@ def _show_mask(number: int, link: Link) -> None:
     before = "begins" if link.parent is None else f"goes on from {link.parent + 1}"
     trained = trained_tokens(link)
     say(
-        f"  {number} {visible(place(link.call.origin.node))} ",
+        f"  {number} {visible(asker(link.call.origin))} ",
         (f"{before}, {link.context:,} tokens of context, then {trained:,} trained ", "dim"),
         (f"«{visible(shortened(said(link), _TEXT))}»", "green" if trained else "red"),
     )
 
 
 def _nodes(links: Sequence[Link]) -> str:
-    counts = Counter(place(link.call.origin.node) for link in links)
+    counts = Counter(asker(link.call.origin) for link in links)
     return visible(", ".join(f"{node} ({count})" for node, count in counts.items()))
 
 
@@ -106,12 +113,7 @@ def _show_finding(finding: Finding, width: int) -> None:
 
 def _show_verdict(rehearsal: Rehearsal, findings: Sequence[Finding], seconds: float) -> None:
     counts = Counter(finding.status for finding in findings)
-    told = ", ".join(
-        f"{counts[status]} {word}"
-        for status, word in (("pass", "passed"), ("warn", "to look at"), ("fail", "failed"),
-                             ("skipped", "skipped"))
-        if counts[status]
-    )  # fmt: skip
+    told = ", ".join(f"{counts[s]} {word}" for s, word in _COUNTED.items() if counts[s])
     bad = failed(findings)
     verdict = "This agent can't be trained as it is" if bad else "This agent can be trained"
     say((verdict, "bold red" if bad else "bold green"), f": {told}, in {seconds:.0f} s.")

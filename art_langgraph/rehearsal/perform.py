@@ -49,6 +49,9 @@ class Player:
     target: Target
     records: RecordStore | None = None
     """Where the endpoint keeps token records, if they are in reach."""
+    opening: Callable[[str], None] | None = None
+    """Told of each rollout before it begins; rollouts are then played one after the other, for
+    clients that don't say which one they belong to."""
 
     def manner(self, number: int) -> str:
         """How the rollout of this number in its group behaves."""
@@ -90,9 +93,7 @@ async def perform(
     plays: list[Play] = []
     with _quiet():
         for scenario in range(len(chosen)):
-            first = await stage.play(scenario, 0)
-            rest = (stage.play(scenario, number) for number in range(1, group))
-            for play in (first, *await asyncio.gather(*rest)):
+            for play in await stage.group(scenario, group):
                 plays.append(play)
                 if on_play is not None:
                     on_play(play)
@@ -119,10 +120,20 @@ class _Rollouts:
     timeout: float
     cap: int | None
 
+    async def group(self, index: int, size: int) -> list[Play]:
+        """The rollouts of a scenario."""
+        if self.player.opening is not None:
+            return [await self.play(index, number) for number in range(size)]
+        first = await self.play(index, 0)
+        rest = (self.play(index, number) for number in range(1, size))
+        return [first, *await asyncio.gather(*rest)]
+
     async def play(self, index: int, number: int) -> Play:
         scenario, manner = self.scenarios[index], self.player.manner(number)
         observer = Observer()
         rollout = rollout_id(number, manner, uuid.uuid4().hex[:12])
+        if self.player.opening is not None:
+            self.player.opening(rollout)
         trajectory, failure = await self._trajectory(scenario, observer, rollout)
         trajectory.metadata["policy"] = self.player.target.model_name
         trajectory.calls = _joined(trajectory.calls, self.player)
@@ -189,7 +200,7 @@ def _facts(graph: Runnable[Any, Any]) -> GraphFacts:
     bare = _bare(graph)
     if not isinstance(bare, Pregel):
         return GraphFacts(name=graph.get_name(), llm_cache=llm_cache)
-    graphs = [("", bare)]
+    graphs: list[tuple[str, Any]] = [("", bare)]
     graphs += [(f"{path}/", inner) for path, inner in bare.get_subgraphs(recurse=True)]
     cached = [
         f"{path}{name}"

@@ -22,6 +22,13 @@ _FORMATS = {
     "uuid": "00000000-0000-4000-8000-000000000000",
     "ipv4": "192.0.2.1",
 }
+_NAMED = {
+    "url|uri|link|href": _FORMATS["uri"],
+    "mail|recipient": _FORMATS["email"],
+    "date|day": _FORMATS["date"],
+    "time": _FORMATS["date-time"],
+}
+"""What texts of such names usually are, where the schema does not say so."""
 _WHOLE = re.compile(r"query|question|task|request|message|prompt|input|text|topic|content|instr")
 """Names of texts that take a whole sentence rather than a word of it."""
 
@@ -120,7 +127,10 @@ class _Maker:
             return str(examples[self._turn % len(examples)])
         if (shape := schema.get("format")) in _FORMATS:
             return _FORMATS[shape]
-        if _WHOLE.search(name.lower()) or not self._words:
+        usual = next((v for names, v in _NAMED.items() if re.search(names, name.lower())), None)
+        if usual is not None:
+            text = usual
+        elif _WHOLE.search(name.lower()) or not self._words:
             text = self._texts[0] if self._texts else "something"
         else:
             text = self._words[self._turn % len(self._words)]

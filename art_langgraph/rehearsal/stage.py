@@ -37,13 +37,14 @@ class ScriptedStage:
 
     def __init__(self) -> None:
         self._actor = Actor()
+        self._playing: str | None = None
         self.engine = ScriptedEngine(
             self._speak, tokenizer=WordTokenizer(), base_model="scripted", context_length=_CONTEXT
         )
         self.records = RecordStore(None)
         self._registry = ModelRegistry("scripted")
         self._server = LoopbackServer(
-            create_app(_Service(self.engine, self.records, self._registry))
+            create_app(_Service(self, self.engine, self.records, self._registry))
         )
 
     def __enter__(self) -> Self:
@@ -59,6 +60,15 @@ class ScriptedStage:
     ) -> None:
         self._server.stop()
         self.records.close()
+
+    @property
+    def playing(self) -> str | None:
+        """The rollout that calls of clients which name none belong to."""
+        return self._playing
+
+    def open(self, rollout: str) -> None:
+        """From now on such calls belong to `rollout`."""
+        self._playing = rollout
 
     @property
     def base_url(self) -> str:
@@ -82,6 +92,10 @@ class ScriptedStage:
 class _Service(ChatService):
     """Lets the actor see the whole request, and answers under whatever name a client uses."""
 
+    def __init__(self, stage: ScriptedStage, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._stage = stage
+
     async def complete(self, body: object, *, rollout_id: str | None = None) -> dict[str, Any]:
         return await super().complete(self._told(body, rollout_id), rollout_id=rollout_id)
 
@@ -94,5 +108,5 @@ class _Service(ChatService):
     def _told(self, body: object, rollout_id: str | None) -> object:
         if not isinstance(body, dict):
             return body
-        _ASKED.set((body, rollout_id))
+        _ASKED.set((body, rollout_id or self._stage.playing))
         return body if body.get("model") in self.models.names() else {**body, "model": NAME}

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from urllib.parse import urlsplit
 
+from art_core.calls import Origin
 from art_langgraph.rehearsal.observer import Asked
 from art_langgraph.rehearsal.played import Play
 
@@ -42,6 +43,11 @@ def listed(names: Iterable[object]) -> str:
 def place(node: object) -> str:
     """A node as people call it."""
     return "outside a node" if node is None else str(node)
+
+
+def asker(origin: Origin) -> str:
+    """Node and role that a call came from."""
+    return place(origin.node) + (f" ({origin.role})" if origin.role else "")
 
 
 def described(asked: Asked) -> str:

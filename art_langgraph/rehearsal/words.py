@@ -27,13 +27,9 @@ class WordTokenizer:
         self._ids = {piece: i for i, piece in enumerate(_SPECIAL)}
         self._lock = threading.Lock()
         self._template = ChatTemplate(hermes_chatml())
+        self.vocab_size = len(_SPECIAL)
         self.special_ids = frozenset(range(len(_SPECIAL)))
         self.eos_ids = frozenset({self._ids["<|im_end|>"]})
-
-    @property
-    def vocab_size(self) -> int:
-        """Pieces met so far."""
-        return len(self._pieces)
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`."""
@@ -70,4 +66,5 @@ class WordTokenizer:
         if found is None:
             found = self._ids[piece] = len(self._pieces)
             self._pieces.append(piece)
+            self.vocab_size += 1
         return found

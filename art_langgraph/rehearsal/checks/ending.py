@@ -8,7 +8,7 @@ from art_core.errors import CaptureError
 from art_langgraph.rehearsal.blame import chain, named, place_of
 from art_langgraph.rehearsal.finding import Finding
 from art_langgraph.rehearsal.played import Play, Rehearsal
-from art_langgraph.rehearsal.wording import counted, listed, manners
+from art_langgraph.rehearsal.wording import counted, listed, manners, shortened
 
 _PROVIDERS = frozenset({"anthropic", "google", "httpx", "httpx2", "langchain_openai", "openai"})
 """Packages whose exceptions say that a model could not be reached."""
@@ -89,7 +89,9 @@ def check_interrupts(rehearsal: Rehearsal) -> Iterator[Finding]:
     if not stopped:
         return
     values = dict.fromkeys(
-        str(i.get("value"))[:120] for p in stopped for i in p.graph.get("interrupts") or ()
+        shortened(str(i.get("value")), 120)
+        for p in stopped
+        for i in p.graph.get("interrupts") or ()
     )
     yield Finding(
         "interrupts",

@@ -7,21 +7,24 @@ from collections.abc import Iterator
 
 from art_langgraph.rehearsal.finding import Finding
 from art_langgraph.rehearsal.played import Rehearsal
-from art_langgraph.rehearsal.wording import described, listed, place, plural
+from art_langgraph.rehearsal.wording import asker, described, listed, place, plural
 
 
 def check_models(rehearsal: Rehearsal) -> Iterator[Finding]:
     """The policy's calls by node; what other models are asked."""
     plays = rehearsal.plays
-    by_node = Counter(place(call.origin.node) for play in plays for call in play.policy_calls)
+    by_node = Counter(asker(call.origin) for play in plays for call in play.policy_calls)
+    stock = {call.origin.node for play in plays for call in play.policy_calls if not call.response}
     others: Counter[str] = Counter()
     for play in plays:
-        others.update(f"{place(a.node)}: {described(a)}" for a in play.asked if not a.ours)
+        foreign = (a for a in play.asked if not a.ours and a.node not in stock)
+        others.update(f"{place(a.node)}: {described(a)}" for a in foreign)
     nodes = listed(dict.fromkeys(n for play in plays for n in play.graph.get("nodes") or ()))
     if by_node:
         told = ", ".join(f"{node} {count}" for node, count in by_node.items())
         total = plural(sum(by_node.values()), "call")
-        yield Finding("model calls", "pass", f"{total} to the policy: {told}")
+        joined = f"; a stock client in {listed(map(place, stock))}, joined by id" if stock else ""
+        yield Finding("model calls", "pass", f"{total} to the policy: {told}{joined}")
     else:
         yield Finding(
             "model calls",

@@ -35,7 +35,8 @@ def check_rewards(rehearsal: Rehearsal) -> Iterator[Finding]:
         yield Finding(
             "rewards",
             "pass",
-            f"rewards differ within {counted(len(groups), len(groups), 'group')}, {span}",
+            f"rewards differ within {counted(len(groups), len(groups), 'group')}, {span}"
+            f"{_caveat(rehearsal)}",
         )
     elif len(flat) < len(groups):
         yield Finding(
@@ -73,6 +74,12 @@ def _fault(wrong: Sequence[Play], total: int) -> Finding:
         f"{named(error)}{place_of(error)}",
         "It is asked of every rollout, also of those that ended badly: look at traj.ended and "
         "traj.state before you read them, and return a number.",
+    )
+
+
+def _caveat(rehearsal: Rehearsal) -> str:
+    return (
+        ", as these manners do; a model's answers may be more alike" if rehearsal.scripted else ""
     )
 
 

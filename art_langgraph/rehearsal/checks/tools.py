@@ -41,7 +41,10 @@ def _errors(rehearsal: Rehearsal) -> Iterator[Finding]:
     """Tools that raised, by name and kind of error; but for the wrong arguments sent on purpose."""
     seen: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for play in rehearsal.plays:
-        for run in play.graph.get("tools") or ():
+        # An error that a tool lets through is also the error of the tool that called it: the one
+        # that was started last raised it.
+        raised = {run.get("error"): run for run in play.graph.get("tools") or ()}
+        for run in raised.values():
             if run.get("error") and not (
                 play.manner == "clumsy" and "wrong_arg" in run["arguments"]
             ):

@@ -125,7 +125,8 @@ def in_bare_thread() -> Any:
 
 def with_memory() -> Any:
     """What was said is kept in a list outside, and shown to whoever comes next."""
-    llm, memory = ChatArt(), []
+    llm = ChatArt()
+    memory: list[str] = []
 
     def node(state: MessagesState) -> dict[str, Any]:
         told = SystemMessage("Known: " + " ".join(memory))

@@ -9,6 +9,7 @@ from langchain_core.caches import InMemoryCache
 from langchain_core.globals import set_llm_cache
 
 from art_core.trajectories import Trajectory
+from art_langgraph import ChatArt
 from art_langgraph.rehearsal.actor import MANNERS
 from art_langgraph.rehearsal.scenarios import Scenario
 from tests.langgraph.rehearsal import graphs
@@ -138,7 +139,7 @@ async def test_a_thread_id_in_a_scenario_is_of_no_use() -> None:
     ],
 )
 async def test_what_would_make_a_group_alike(asked: dict[str, Any], status: str) -> None:
-    found = await findings(graphs.one_node(graphs.said(graphs.ChatArt(**asked))), HELLO)
+    found = await findings(graphs.one_node(graphs.said(ChatArt(**asked))), HELLO)
     (finding,) = of(found, "sampling")
     assert finding.status == status
     assert all(f"{name}={value!r}" in finding.what for name, value in asked.items()
@@ -155,7 +156,7 @@ async def test_a_cached_node_fails() -> None:
 
 async def test_langchains_cache_is_passed_by() -> None:
     with setting(set_llm_cache, InMemoryCache(), None):
-        played = await findings(graphs.one_node(graphs.said(graphs.ChatArt())), HELLO)
+        played = await findings(graphs.one_node(graphs.said(ChatArt())), HELLO)
     assert statuses(played, "caches") == ["pass"]
     assert "5 calls to the policy" in of(played, "model calls")[0].what
 
@@ -227,7 +228,7 @@ async def test_answers_that_are_cut_are_told() -> None:
 
 async def test_a_prompt_longer_than_a_small_models_context_is_told() -> None:
     long = Scenario({"messages": [{"role": "user", "content": "a b " * 5000}]})
-    found = await findings(graphs.one_node(graphs.said(graphs.ChatArt())), long, group=1)
+    found = await findings(graphs.one_node(graphs.said(ChatArt())), long, group=1)
     assert statuses(found, "length") == ["warn"]
 
 
