@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from art_core import errors, types
 from art_core.backend import Backend, Inference, Skipped, TrainResult
 from art_core.calls import ModelCall, Origin, Sampling
+from art_core.completeness import Completeness
 from art_core.config import (
     EngineConfig,
     LoraSettings,
@@ -37,6 +38,7 @@ __all__ = [
     "ARTError",
     "Backend",
     "Choice",
+    "Completeness",
     "DatasetBatch",
     "EngineConfig",
     "History",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from art_core.config import TrainConfig
-from art_core.trajectories import TrajectoryGroup
+from art_core.trajectories import Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
     from art_core.model import TrainableModel
@@ -66,6 +66,13 @@ class Backend(Protocol):
         self, model: TrainableModel, groups: Sequence[TrajectoryGroup], config: TrainConfig
     ) -> TrainResult:
         """One GRPO step over `groups`; the new step serves the next call."""
+        ...
+
+    async def join(self, model: TrainableModel, trajectories: Sequence[Trajectory]) -> None:
+        """Complete calls, in place, with the tokens that the server recorded; see `join_records`.
+
+        `train` does it by itself.
+        """
         ...
 
     async def get_step(self, model: TrainableModel) -> int:

@@ -8,13 +8,31 @@ Out: an immutable record that can be printed, saved and read back. Identity is
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 Ids = npt.NDArray[np.int32]
 Logprobs = npt.NDArray[np.float32]
+Cause: TypeAlias = Literal[
+    "not answered",
+    "broken answer",
+    "mismatch",
+    "no ids",
+    "no server record",
+    "orphan",
+    "cache replay",
+    "several answers",
+    "other model",
+    "outside the chosen nodes",
+    "choice not kept",
+]
+"""Why a call is not trained. "not answered": the endpoint refused, or was not reached. "broken
+answer": it broke off, or its caller left. "mismatch": its parts contradict each other. "no server
+record": the client saw it, but the server kept nothing under its id. "orphan": the server answered
+it, but no client saw that. "several answers": it is a sibling (n > 1) that never reached the graph.
+"""
 
 
 @dataclass(frozen=True)
@@ -69,6 +87,8 @@ class Origin:
     """`ChatArt(role=...)`."""
     run_id: str | None = None
     """LangChain run id of the LLM call."""
+    parent_run_id: str | None = None
+    """LangChain run id of what made the call: a node, or a part of one."""
 
     def __str__(self) -> str:
         return self.node or self.role or "outside a graph"
@@ -110,6 +130,8 @@ class ModelCall:
     ended: float = 0.0
     error: str | None = None
     """What broke the call; its request is kept all the same."""
+    left_out: Cause | None = None
+    """Why it is context, whatever ids it has; None if nothing is known to speak against it."""
 
     def __post_init__(self) -> None:
         for name, dtype in (("prompt_ids", np.int32), ("sampled_ids", np.int32)):
@@ -132,9 +154,10 @@ class ModelCall:
 
     @property
     def trainable(self) -> bool:
-        """True if every id is known, so that the call can be trained."""
+        """True if every id is known and nothing speaks against training the call."""
         return (
-            self.prompt_ids is not None
+            self.left_out is None
+            and self.prompt_ids is not None
             and self.sampled_ids is not None
             and self.logprobs is not None
             and len(self.sampled_ids) > 0

@@ -7,6 +7,7 @@ ContextVar is lost (`scope_by_id`). It leaves out HTTP (`transport`) and parsing
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import re
@@ -100,6 +101,7 @@ class Scope:
         self._keys: set[tuple[str, int]] = set()
         self._run_ids: set[str] = set()
         self._open: set[OpenCall] = set()
+        self._idle: list[Callable[[], object]] = []
         self._lock = threading.RLock()
 
     def __repr__(self) -> str:
@@ -123,6 +125,22 @@ class Scope:
         """Note that a call from `begin` is recorded."""
         with self._lock:
             self._open.discard(call)
+            idle = [] if self._open else self._idle
+            if idle:
+                self._idle = []
+        for tell in idle:
+            tell()
+
+    async def settle(self, seconds: float) -> None:
+        """Wait until no call is open, at most so long: a loop may be about to close responses."""
+        loop, done = asyncio.get_running_loop(), asyncio.Event()
+        with self._lock:
+            if not self._open:
+                return
+            self._idle.append(partial(_set_in, loop, done))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await done.wait()
 
     @property
     def open_calls(self) -> int:
@@ -132,6 +150,10 @@ class Scope:
     def saw_run(self, run_id: str) -> bool:
         """True if a call of this LangChain run went through the transport."""
         return run_id in self._run_ids
+
+    def saw_answer(self, key: tuple[str, int]) -> bool:
+        """True if an answer with this key came over the transport."""
+        return key in self._keys and any(c.key == key and c.response for c in self.calls)
 
     def add(self, call: ModelCall, place: int | None = None) -> None:
         """Keep a finished call.
@@ -172,6 +194,11 @@ class Scope:
             call.finish("the rollout ended while this call was open")
         with self._lock:
             self.closed = True
+
+
+def _set_in(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    with suppress(RuntimeError):  # that loop is closed, nobody waits there any more
+        loop.call_soon_threadsafe(event.set)
 
 
 def current_scope() -> Scope | None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from art_core.calls import Ids, Logprobs, ModelCall, Origin, Sampling
+from art_core.calls import Cause, Ids, Logprobs, ModelCall, Origin, Sampling
 from art_core.reply import Choice, Reply, read_reply
 
 _BROKEN_OFF = frozenset({"abort", "aborted", "cancelled", "error"})
@@ -68,10 +68,12 @@ def calls_of_reply(
     model, step = split_step(reply.policy or str(request.get("model") or ""))
     sampling = _sampling(reply.sampling, request)
     fault = reply.error or reply.prompt_fault or _prompt_fault(reply) or _count_fault(reply)
+    broken: Cause | None = "not answered" if reply.refused else "broken answer"
     calls = []
     for choice in reply.choices or [Choice(index=0)]:
         tokens = _tokens(choice)
-        wrong = fault or _broken_off(choice) or tokens.fault
+        cut = reply.error or _broken_off(choice)
+        wrong = fault or cut or tokens.fault
         calls.append(
             ModelCall(
                 record_id=choice.record_id or f"local-{uuid.uuid4().hex}",
@@ -90,6 +92,7 @@ def calls_of_reply(
                 started=started,
                 ended=ended,
                 error=wrong,
+                left_out=broken if cut else "mismatch" if wrong else None,
             )
         )
     return calls

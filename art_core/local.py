@@ -24,7 +24,6 @@ import torch
 from art_core import checkpoints
 from art_core.backend import Inference, TrainResult
 from art_core.batch.select import Selection, select
-from art_core.calls import ModelCall
 from art_core.config import EngineConfig, TrainConfig
 from art_core.engine.base import AdapterRef
 from art_core.engine.chat_service import ChatService
@@ -34,6 +33,7 @@ from art_core.engine.openai_routes import create_app
 from art_core.engine.serving import LoopbackServer
 from art_core.engine.tokenizer import HFTokenizer
 from art_core.errors import ConfigError, ModelNotRegistered, TrainingError
+from art_core.join import join_records
 from art_core.model import TrainableModel
 from art_core.nn.base_model import resolve_base_model
 from art_core.nn.lora import LoraModel
@@ -43,7 +43,7 @@ from art_core.records import RecordStore
 from art_core.rundir import RunDir
 from art_core.runlog import log_step, summarize
 from art_core.training.trainer import Trainer
-from art_core.trajectories import TrajectoryGroup
+from art_core.trajectories import Trajectory, TrajectoryGroup
 from art_core.trajectory_files import write_trajectories
 
 _log = logging.getLogger(__name__)
@@ -137,16 +137,16 @@ class LocalBackend:
         run = self._run(model)
         async with run.training:
             self._run(model)  # it may have been closed while this call waited
-            selection = select(
-                groups,
-                model=model.name,
-                step=run.step,
-                config=config,
-                join=lambda calls: join_records(calls, run.serving.service.records),
-            )
+            await self.join(model, [trajectory for group in groups for trajectory in group])
+            selection = select(groups, model=model.name, step=run.step, config=config)
             run.stop = threading.Event()
             step = asyncio.create_task(self._step(run, groups, selection, config))
             return await _to_its_end(step, run.stop)
+
+    async def join(self, model: TrainableModel, trajectories: Sequence[Trajectory]) -> None:
+        """As `Backend.join`."""
+        records = self._run(model).serving.service.records
+        await asyncio.to_thread(join_records, trajectories, records)
 
     async def get_step(self, model: TrainableModel) -> int:
         """As `Backend.get_step`."""
@@ -365,25 +365,6 @@ async def _to_its_end(task: asyncio.Task[T], stop: threading.Event) -> T:
         if not task.cancelled() and task.exception() is not None:
             _log.info("a cancelled step ended: %s", task.exception())
         raise
-
-
-def join_records(calls: Sequence[ModelCall], records: RecordStore) -> list[ModelCall]:
-    """Give calls that came without token ids those that the endpoint recorded for them."""
-    missing = [call.record_id for call in calls if not call.trainable and call.error is None]
-    found = records.get(missing) if missing else {}
-    joined = []
-    for call in calls:
-        record = found.get(call.key)
-        if record is not None and not call.trainable and record.complete:
-            call = call.with_tokens(
-                prompt_ids=record.prompt_ids,
-                sampled_ids=record.sampled_ids,
-                logprobs=record.logprobs,
-                sampling=record.sampling,
-                step=record.step,
-            )
-        joined.append(call)
-    return joined
 
 
 def _serve(name: str, path: Path, records: Path, config: EngineConfig) -> _Serving:

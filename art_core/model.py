@@ -247,6 +247,24 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
         """The latest whole step; 0 before anything was learned."""
         return await self.backend().get_step(self)
 
+    async def join(
+        self, trajectories: Trajectory | TrajectoryGroup | Iterable[Trajectory | TrajectoryGroup]
+    ) -> None:
+        """Complete calls, in place, with the tokens that the backend recorded.
+
+        For rollouts whose chat model is not ours: `train` does it by itself; call it to look at
+        `trajectory.completeness` before. Calls that have only one half say which is missing.
+
+        Raises:
+            ModelNotRegistered: there is no backend yet.
+        """
+        if isinstance(trajectories, Trajectory | TrajectoryGroup):
+            trajectories = [trajectories]
+        single: list[Trajectory] = []
+        for part in trajectories:
+            single.extend([part] if isinstance(part, Trajectory) else part)
+        await self.backend().join(self, single)
+
     async def train(
         self,
         groups: Iterable[TrajectoryGroup] | TrajectoryGroup,

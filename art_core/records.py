@@ -172,6 +172,16 @@ class RecordStore:
                 found[record.key] = record
         return found
 
+    def answered_in(self, rollout_id: str, *, after: float) -> list[str]:
+        """Ids of the whole answers of a rollout, begun after a time (seconds since the epoch)."""
+        with self._lock:
+            rows = self._db.execute(
+                "SELECT DISTINCT record_id FROM token_records WHERE rollout_id = ? AND complete "
+                "AND created >= ? ORDER BY created",
+                (rollout_id, after),
+            ).fetchall()
+        return [row[0] for row in rows]
+
     def of_rollout(self, rollout_id: str) -> list[TokenRecord]:
         """The records of a rollout, in the order their calls began."""
         return self._select("rollout_id = ? ORDER BY created, rowid", [rollout_id])

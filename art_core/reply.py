@@ -40,6 +40,8 @@ class Reply:
     prompt_fault: str | None = None
     usage: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None
+    refused: bool = False
+    """No answer was begun: an HTTP error, or no response at all."""
     body: Mapping[str, Any] | None = None
     """A plain body, parsed."""
 
@@ -71,9 +73,9 @@ def read_reply(raw: bytes, status: int | None, *, streamed: bool, error: str | N
 def _read_body(raw: bytes, status: int | None, error: str | None) -> Reply:
     body = _json(raw)
     if status is not None and status >= 300:
-        return Reply(error=error or f"HTTP {status}: {_said(body, raw)}")
+        return Reply(error=error or f"HTTP {status}: {_said(body, raw)}", refused=True)
     if error is not None or status is None:
-        return Reply(error=error or "no response came")
+        return Reply(error=error or "no response came", refused=status is None)
     if not isinstance(body, Mapping):
         return Reply(error=f"the answer is not a JSON object: {_said(None, raw)}")
     reply = Reply(body=body)

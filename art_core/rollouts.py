@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from art_core.capture import Scope, open_scope
 from art_core.errors import RolloutFailure
+from art_core.time_limit import time_limit
 from art_core.trajectories import Ended, Trajectory, TrajectoryGroup
 
 
@@ -32,7 +33,8 @@ async def play(
         label: names the rollout in a failure's message.
         rollout_id: see `capture.open_scope`.
         timeout: seconds on the monotonic clock (which may stand still while the machine sleeps)
-            until it is cancelled. What it returns all the same is taken.
+            until it is cancelled; time during which an engine of this process holds calls does not
+            count. What it returns all the same is taken.
 
     Returns:
         The trajectory, or a failure whose `trajectory.ended` is "error", "timeout" or "cancelled"
@@ -95,16 +97,16 @@ class _Seen:
 
 async def _watch(awaitable: Awaitable[object], scope_id: str | None, limit: float | None) -> _Seen:
     begun, started = time.monotonic(), time.time()
-    clock = asyncio.timeout(limit)
     result: object = None
     error: BaseException | None = None
+    clock: asyncio.Timeout | None = None
     with open_scope(scope_id) as scope:
         try:
-            async with clock:
+            async with time_limit(limit) as clock:
                 result = await awaitable
         except (Exception, asyncio.CancelledError) as caught:  # noqa: BLE001  # a rollout's edge
             error = caught
-    passed = limit if clock.expired() else None
+    passed = limit if clock is not None and clock.expired() else None
     return _Seen(result, error, scope, started, time.monotonic() - begun, passed)
 
 

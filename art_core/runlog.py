@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from art_core.completeness import Completeness
 from art_core.metrics import MetricsLog, plain_value
 from art_core.rundir import RunDir
 from art_core.trajectories import Trajectory, TrajectoryGroup
@@ -51,7 +52,9 @@ def summarize(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
         of two or more of the standard deviation inside the group: 0 means nothing to learn from),
         "trajectories", "failures", "exception_rate" (failures / rollouts), "completion_tokens"
         (mean sampled tokens a trajectory), the mean of each of the trajectories' and groups'
-        metrics, and "ended/<how>" (share of trajectories) for other ends than "completed".
+        metrics, "ended/<how>" (share of trajectories) for other ends than "completed", and where
+        calls were captured "calls/answered", "calls/seen", "calls/kept" and "calls/left_out/<why>"
+        (calls a trajectory; see `Completeness`).
     """
     trajectories = [trajectory for group in groups for trajectory in group]
     failures = sum(len(group.exceptions) for group in groups)
@@ -60,6 +63,7 @@ def summarize(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     if rollouts:
         figures["exception_rate"] = failures / rollouts
     if trajectories:
+        figures |= _captured(trajectories)
         figures["completion_tokens"] = _mean(t.completion_tokens for t in trajectories)
     if rewards := _rewards(trajectories):
         figures["reward"] = _mean(rewards)
@@ -69,6 +73,14 @@ def summarize(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     for end in sorted({t.ended for t in trajectories} - {"completed"}):
         figures[f"ended/{end}"] = _mean(t.ended == end for t in trajectories)
     return {**_mean_metrics(groups), **_mean_metrics(trajectories), **figures}
+
+
+def _captured(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """What of the calls can be trained, a trajectory; nothing if none was captured."""
+    whole = sum((t.completeness for t in trajectories), Completeness())
+    if not whole.seen:
+        return {}
+    return {name: n / len(trajectories) for name, n in whole.figures().items()}
 
 
 def _rewards(trajectories: Iterable[Trajectory]) -> list[float]:

@@ -23,7 +23,9 @@ from typing import Any, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, SkipValidation
 
 from art_core.calls import ModelCall
+from art_core.completeness import Completeness, completeness_of
 from art_core.errors import RolloutFailure
+from art_core.histories import chains, is_sample, items
 from art_core.types import Choice, Message, Messages, MessagesAndChoices, Tools
 
 Ended: TypeAlias = Literal[
@@ -116,6 +118,28 @@ class Trajectory(BaseModel):
             items.extend(history.messages_and_choices)
         keys = {choice_key(item) for item in items if isinstance(item, Choice)}
         return keys or None
+
+    def tell_histories(self) -> None:
+        """Fill `messages_and_choices` and `additional_histories` from the calls.
+
+        Each sampled choice of the policy is in exactly one of them, once; what the user put there
+        before is replaced. Conversations of other models only are left out where the policy said
+        anything.
+        """
+        told = chains(self.calls)
+        own = [chain for chain in told if any(map(is_sample, chain))] or told[:1]
+        histories = [
+            History(messages_and_choices=items(c), tools=c[-1].request.get("tools")) for c in own
+        ]
+        main = histories[0] if histories else History()
+        self.messages_and_choices, self.tools = main.messages_and_choices, main.tools or self.tools
+        self.additional_histories = histories[1:]
+
+    @property
+    def completeness(self) -> Completeness:
+        """What of this rollout can be trained, and what was left out, by cause; printable."""
+        notes = self.metadata.get("incomplete", ())
+        return completeness_of(self.calls, self.chosen_records(), notes)
 
     @property
     def completion_tokens(self) -> int:

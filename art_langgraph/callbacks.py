@@ -1,8 +1,9 @@
 """`TrajectoryCallbackHandler`: what LangChain's callbacks tell of a rollout, beside the wire.
 
 In: callback events of a graph run. Out: the nodes that ran, tool calls with their outcome, and a
-context call for each call of another chat model. Calls that went over our transport are recorded
-there, ids and all, and are not recorded twice. It leaves out tokens: callbacks have none.
+call for each answer of a chat model. Calls that went over our transport are recorded there, ids and
+all, and are not recorded twice. Tokens it has none of: where the endpoint is ours, its record id is
+kept, by which the backend adds them (`model.join`, and `train` by itself).
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
@@ -19,7 +20,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, LLMResult
 
-from art_core.calls import ModelCall, Origin
+from art_core.calls import Cause, ModelCall, Origin
 from art_core.capture import Scope, current_scope
 from art_core.exchange import split_step
 from art_langgraph.messages import to_openai
@@ -44,6 +45,12 @@ class ToolRun:
     """None while it runs, or if the rollout ended first."""
     error: str | None = None
     """What the tool raised; None if it returned."""
+    call_id: str | None = None
+    """Id of the model's tool call; None for a tool that the graph called by itself."""
+    namespace: str | None = None
+    task_path: str | None = None
+    run_id: str | None = None
+    parent_run_id: str | None = None
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,7 @@ class _Asked:
     request: dict[str, Any]
     origin: Origin
     started: float
+    scope: Scope
 
 
 class TrajectoryCallbackHandler(BaseCallbackHandler):
@@ -72,6 +80,10 @@ class TrajectoryCallbackHandler(BaseCallbackHandler):
         """Names of the nodes that ran, in the order of their first run."""
         self.tools: list[ToolRun] = []
         """Tool calls in the order they were started."""
+        self.models: dict[str, str] = {}
+        """By name of each chat model that was asked: its class, and its address if it tells one."""
+        self.parents: dict[str, str] = {}
+        """Parent run ids of the chat models' runs, by run id."""
         self._scope = scope
         self._asked: dict[UUID, _Asked] = {}
         self._tools_running: dict[UUID, ToolRun] = {}
@@ -99,8 +111,18 @@ class TrajectoryCallbackHandler(BaseCallbackHandler):
     ) -> None:
         """A tool starts."""
         name = (serialized or {}).get("name") or kwargs.get("name") or "tool"
-        node = (metadata or {}).get("langgraph_node")
-        run = ToolRun(name, node, input_str[:_MAX_TEXT], time.time())
+        origin = origin_of(None, metadata or {}, run_id)
+        run = ToolRun(
+            name,
+            origin.node,
+            input_str[:_MAX_TEXT],
+            time.time(),
+            call_id=kwargs.get("tool_call_id"),
+            namespace=origin.namespace,
+            task_path=origin.task_path,
+            run_id=origin.run_id,
+            parent_run_id=_text(kwargs.get("parent_run_id")),
+        )
         with self._lock:
             self.tools.append(run)
             self._tools_running[run_id] = run
@@ -131,17 +153,27 @@ class TrajectoryCallbackHandler(BaseCallbackHandler):
         **kwargs: Any,
     ) -> None:
         """A chat model is asked. (LangChain starts a run of its own for each prompt.)"""
-        scope = self._here()
+        params: Mapping[str, Any] = kwargs.get("invocation_params") or {}
+        told = metadata or {}
+        name = str(
+            params.get("model")
+            or params.get("model_name")
+            or told.get("ls_model_name")
+            or _class(serialized)
+        )
+        parent = _text(kwargs.get("parent_run_id"))
+        with self._lock:
+            self.models[name] = _where(serialized)
+            if parent is not None:
+                self.parents[str(run_id)] = parent
+        scope = self._scope if self._scope is not None else current_scope()
         if scope is None:
             return
-        params: Mapping[str, Any] = kwargs.get("invocation_params") or {}
-        name = (
-            params.get("model") or params.get("model_name") or (metadata or {}).get("ls_model_name")
-        )
-        request = {"model": str(name or "unknown"), "messages": to_openai(messages[0])}
+        request = {"model": name, "messages": to_openai(messages[0])}
         if params.get("tools"):
             request["tools"] = params["tools"]
-        asked = _Asked(scope.begin(), request, origin_of(None, metadata or {}, run_id), time.time())
+        origin = replace(origin_of(None, told, run_id), parent_run_id=parent)
+        asked = _Asked(scope.begin(), request, origin, time.time(), scope)
         with self._lock:
             self._asked[run_id] = asked
 
@@ -156,38 +188,69 @@ class TrajectoryCallbackHandler(BaseCallbackHandler):
     def _end_call(self, run_id: UUID, response: LLMResult | None, error: str | None) -> None:
         with self._lock:
             asked = self._asked.pop(run_id, None)
-        scope = self._here()
-        if asked is None or scope is None or scope.saw_run(str(run_id)):
+        if asked is None or asked.scope.saw_run(str(run_id)):
             return
-        said = _said(response)
-        info = {} if said is None else said.response_metadata
-        record_id = str(info.get("system_fingerprint"))
-        model, step = split_step(asked.request["model"])
-        scope.add(
-            ModelCall(
-                record_id=record_id if _OURS.fullmatch(record_id) else f"local-{run_id.hex}",
-                model=model,
-                step=step,
-                request=asked.request,
-                message={} if said is None else to_openai(said)[0],
-                finish_reason=info.get("finish_reason") or info.get("stop_reason"),
-                origin=asked.origin,
-                started=asked.started,
-                ended=time.time(),
-                error=error,
-            ),
-            asked.place,
-        )
-
-    def _here(self) -> Scope | None:
-        return self._scope if self._scope is not None else current_scope()
+        for index, said in enumerate(_said(response) or [None]):
+            call = _call(asked, run_id, said, index, error)
+            if not asked.scope.saw_answer(call.key):
+                asked.scope.add(call, asked.place)
 
 
-def _said(response: LLMResult | None) -> AIMessage | None:
-    """The message that the graph was given."""
-    generations: Sequence[Sequence[Any]] = response.generations if response is not None else ()
-    for candidates in generations:
-        for candidate in candidates:
-            if isinstance(candidate, ChatGeneration) and isinstance(candidate.message, AIMessage):
-                return candidate.message
-    return None
+def _call(
+    asked: _Asked, run_id: UUID, said: AIMessage | None, index: int, error: str | None
+) -> ModelCall:
+    """One answer of a chat model, as LangChain tells of it."""
+    info = {} if said is None else said.response_metadata
+    record_id = str(info.get("system_fingerprint"))
+    replayed = said is not None and "total_cost" in (said.usage_metadata or {})
+    is_ours = _OURS.fullmatch(record_id) is not None and not replayed
+    model, step = split_step(asked.request["model"])
+    left_out: Cause | None = "cache replay" if replayed else "several answers" if index else None
+    return ModelCall(
+        record_id=record_id if is_ours else f"local-{run_id.hex}",
+        model=model,
+        step=step,
+        request=asked.request,
+        message={} if said is None else to_openai(said)[0],
+        finish_reason=info.get("finish_reason") or info.get("stop_reason"),
+        choice_index=index,
+        origin=asked.origin,
+        started=asked.started,
+        ended=time.time(),
+        error=error,
+        left_out="broken answer" if error else left_out,
+    )
+
+
+def has_record(call: ModelCall) -> bool:
+    """True if our endpoint answered the call, so that its tokens are in the backend's records."""
+    return _OURS.fullmatch(call.record_id) is not None
+
+
+def _said(response: LLMResult | None) -> list[AIMessage]:
+    """The messages that LangChain was given; the graph gets the first."""
+    return [
+        candidate.message
+        for candidates in (response.generations if response is not None else ())
+        for candidate in candidates
+        if isinstance(candidate, ChatGeneration) and isinstance(candidate.message, AIMessage)
+    ]
+
+
+def _where(serialized: Mapping[str, Any] | None) -> str:
+    """A chat model's class, and its address where it tells one."""
+    given: Mapping[str, Any] = (serialized or {}).get("kwargs") or {}
+    address = next((str(given[name]) for name in _ADDRESSES if given.get(name)), None)
+    return _class(serialized) + (f" at {address}" if address else "")
+
+
+def _class(serialized: Mapping[str, Any] | None) -> str:
+    told = serialized or {}
+    return str(told.get("name") or (told.get("id") or ["unknown"])[-1])
+
+
+def _text(value: object | None) -> str | None:
+    return None if value is None else str(value)
+
+
+_ADDRESSES = ("openai_api_base", "base_url", "azure_endpoint", "anthropic_api_url", "endpoint_url")

@@ -8,7 +8,7 @@ the group and the trajectory, raised before anything changes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, SupportsFloat
 
@@ -19,9 +19,6 @@ from art_core.calls import ModelCall
 from art_core.config import TrainConfig
 from art_core.errors import GroupError, NoTrainableTokens, RewardError, StaleCall, WrongModel
 from art_core.trajectories import Trajectory, TrajectoryGroup
-
-Join = Callable[[Sequence[ModelCall]], Sequence[ModelCall]]
-"""Adds the server's token records to calls that came without ids."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +40,10 @@ def select(
     model: str,
     step: int,
     config: TrainConfig,
-    join: Join,
 ) -> Selection:
     """Choose the calls of `model` and give each its trajectory's advantage.
+
+    Calls that came without tokens have been joined with the server's records before (`join`).
 
     Raises:
         RewardError: a reward is missing, NaN or infinite.
@@ -68,7 +66,7 @@ def select(
         advantages = group_advantages(rewards, scale=config.scale_rewards)
         for i, (trajectory, advantage) in enumerate(zip(group, advantages, strict=True)):
             where = f"trajectory {i} of group {index}"
-            calls = _calls(trajectory, model, join, where)
+            calls = _calls(trajectory, model, where)
             kept = [c for c in calls if not (config.mask_truncated and c.finish_reason == "length")]
             if not kept:
                 why = (
@@ -111,18 +109,18 @@ def _why_not(group: TrajectoryGroup, rewards: Sequence[float]) -> str | None:
     return None
 
 
-def _calls(trajectory: Trajectory, model: str, join: Join, where: str) -> list[ModelCall]:
+def _calls(trajectory: Trajectory, model: str, where: str) -> list[ModelCall]:
     """The calls to train: those whose Choice the user kept, else all of this model's."""
     chosen = trajectory.chosen_records()
     calls = trajectory.calls
     if chosen is not None:
         calls = [c for c in calls if c.key in chosen]
-    joined = [c for c in join(calls) if c.trainable]
-    ours = [c for c in joined if c.model == model]
-    if not ours and joined:
+    whole = [c for c in calls if c.trainable]
+    ours = [c for c in whole if c.model == model]
+    if not ours and whole:
         raise WrongModel(
             f"calls of {where}",
-            got=sorted({c.model for c in joined}),
+            got=sorted({c.model for c in whole}),
             expected=f"calls of {model!r}",
             fix="Train the model that played, or play with model=this one.",
         )
@@ -134,7 +132,12 @@ def _calls(trajectory: Trajectory, model: str, join: Join, where: str) -> list[M
 def _no_tokens(trajectory: Trajectory, calls: Sequence[ModelCall], where: str) -> NoTrainableTokens:
     if calls:
         places = sorted({str(c.origin) for c in calls})
-        what = f"{where} has no call whose sampled tokens are known; asked by {', '.join(places)}"
+        left_out = trajectory.completeness.left_out
+        causes = ", ".join(f"{number} {cause}" for cause, number in left_out.items())
+        what = (
+            f"{where} has no call whose sampled tokens are known; asked by {', '.join(places)}; "
+            f"left out: {causes}"
+        )
         fix = "Point those nodes at ChatArt, or at an endpoint that returns token ids."
     elif trajectory.chosen_records():
         what = f"{where} keeps choices that no captured call gave"

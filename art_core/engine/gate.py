@@ -1,7 +1,7 @@
 """A gate that holds calls while the policy changes.
 
 In: `hold` and `release` from any thread. Out: `await wait()` on any event loop returns once the
-gate is open.
+gate is open. While it is closed, no rollout's time limit runs.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import suppress
+
+from art_core.time_limit import HELD
 
 
 class Gate:
@@ -23,6 +25,8 @@ class Gate:
         """Close the gate; each hold wants its own release."""
         with self._lock:
             self._holds += 1
+            if self._holds == 1:
+                HELD.begin()
 
     def release(self) -> None:
         """Take one hold back; with the last one, everything that waits goes on.
@@ -36,6 +40,7 @@ class Gate:
             self._holds -= 1
             if self._holds > 0:
                 return
+            HELD.end()
             waiting, self._waiting = self._waiting, {}
         for event, loop in waiting.items():
             with suppress(RuntimeError):  # that loop is closed, nobody waits there any more

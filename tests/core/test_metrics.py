@@ -201,6 +201,9 @@ def test_a_step_is_summed_up() -> None:
         TrajectoryGroup([Trajectory(reward=0.5, metrics={"won": True}), Trajectory()]),
     ]
     assert summarize(groups) == {
+        "calls/answered": 0.25,  # one call of four trajectories
+        "calls/seen": 0.25,
+        "calls/kept": 0.25,
         "reward": 0.5,  # of 1, 0 and 0.5; the unset one does not count
         "reward_std_dev": 0.5,  # of the only group with two rewards: 1 and 0
         "trajectories": 4,

@@ -41,6 +41,9 @@ class NotingBackend:
         self.noted.append(("train", model.name, list(groups), config))
         return art.TrainResult(step=self.step, trained=True)
 
+    async def join(self, model: art.TrainableModel, trajectories: Sequence[art.Trajectory]) -> None:
+        self.noted.append(("join", model.name, list(trajectories)))
+
     async def get_step(self, model: art.TrainableModel) -> int:
         return self.step
 

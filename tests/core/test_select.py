@@ -1,7 +1,6 @@
 """Which calls of a step are trained, what is skipped, and what bad input gets."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -36,12 +35,8 @@ def group(*rewards: Any) -> TrajectoryGroup:
     return TrajectoryGroup([played(reward) for reward in rewards])
 
 
-def as_they_are(calls: Sequence[ModelCall]) -> Sequence[ModelCall]:
-    return calls
-
-
 def chosen(*groups: TrajectoryGroup, step: int = 2, **config: Any) -> Selection:
-    return select(groups, model="agent", step=step, config=TrainConfig(**config), join=as_they_are)
+    return select(groups, model="agent", step=step, config=TrainConfig(**config))
 
 
 def reasons(selection: Selection) -> list[tuple[int, str, int]]:
@@ -140,7 +135,8 @@ def test_a_trajectory_without_trainable_tokens_names_the_nodes() -> None:
         chosen(TrajectoryGroup([played(1), played(0, *foreign)]))
     assert str(caught.value) == (
         "trajectory 1 of group 0 has no call whose sampled tokens are known; asked by planner, "
-        "writer. Point those nodes at ChatArt, or at an endpoint that returns token ids."
+        "writer; left out: 2 no ids. Point those nodes at ChatArt, or at an "
+        "endpoint that returns token ids."
     )
 
 
@@ -229,7 +225,7 @@ def test_a_group_whose_every_call_is_masked_is_not_counted_as_trained() -> None:
     assert (selection.samples, selection.groups, len(selection.skipped)) == ([], 0, 2)
 
 
-# --- kept choices, joined records ----------------------------------------------------------------
+# --- kept choices ----------------------------------------------------------------
 
 
 def choice(record_id: str) -> Choice:
@@ -254,17 +250,6 @@ def test_a_choice_that_no_call_gave_is_refused() -> None:
     lost = played(1, make_call(record_id="a"), messages_and_choices=[choice("elsewhere")])
     with pytest.raises(NoTrainableTokens, match=r"0 of group 0 keeps choices that no captured"):
         chosen(TrajectoryGroup([lost, played(0)]))
-
-
-def test_calls_without_ids_are_joined_before_they_are_chosen() -> None:
-    whole = make_call()
-
-    def join(calls: Sequence[ModelCall]) -> list[ModelCall]:
-        return [whole if call.prompt_ids is None else call for call in calls]
-
-    groups = [TrajectoryGroup([played(1, make_call(**NO_IDS)), played(0)])]
-    selection = select(groups, model="agent", step=2, config=TrainConfig(), join=join)
-    assert [s.sampled_ids.tolist() for s in selection.samples] == [[5, 6, 0]] * 2
 
 
 def test_the_share_counts_trajectories_of_all_groups() -> None:

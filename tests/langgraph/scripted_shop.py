@@ -20,10 +20,11 @@ from art_core.engine.model_registry import ModelRegistry
 from art_core.engine.openai_routes import create_app
 from art_core.engine.scripted import ScriptedEngine
 from art_core.engine.serving import LoopbackServer
+from art_core.join import join_records
 from art_core.records import RecordStore
 from art_core.rundir import RunDir
 from art_core.runlog import log_step
-from art_core.trajectories import TrajectoryGroup
+from art_core.trajectories import Trajectory, TrajectoryGroup
 from art_langgraph.quickstart.clientele import Clientele
 from art_langgraph.quickstart.customers import TOOLS, Customer
 from art_langgraph.quickstart.score import Score
@@ -99,6 +100,9 @@ class ScriptedBackend:
         metrics = {"entropy": ENTROPY, "step_seconds": 0.25}
         log_step(self.run, "train", self.step - 1, groups, metrics)
         return art.TrainResult(self.step, trained=True, metrics=metrics)
+
+    async def join(self, model: art.TrainableModel, trajectories: Sequence[Trajectory]) -> None:
+        join_records(trajectories, self.records)
 
     async def get_step(self, model: art.TrainableModel) -> int:
         return self.step

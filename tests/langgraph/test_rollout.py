@@ -89,7 +89,6 @@ async def test_an_agent_with_tools_is_recorded_whole() -> None:
     assert all(c.trainable for c in trajectory.calls)
     assert trajectory.ended == "completed"
     assert trajectory.reward is None
-    assert trajectory.messages_and_choices == []
     assert trajectory.state["messages"][-1].content == "3"
     assert [m["role"] for m in trajectory.messages()] == ["user", "assistant", "tool", "assistant"]
     assert trajectory.tools is not None

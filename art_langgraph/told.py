@@ -1,0 +1,57 @@
+"""What the callbacks and the last state say of a run, for `metadata["graph"]` and for warnings.
+
+In: a handler that watched, and the trajectory. Out: a dict ready for JSON, lines of log, and a
+warning where the policy was never asked.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from art_core.capture import Scope
+from art_core.trajectories import Trajectory
+from art_langgraph.callbacks import TrajectoryCallbackHandler
+from art_langgraph.recorded import is_policys
+
+
+class NoModelCalls(UserWarning):
+    """A rollout ended without a call to the policy: nothing of it can be trained."""
+
+
+def told_of(
+    trajectory: Trajectory, handler: TrajectoryCallbackHandler, thread_id: str
+) -> dict[str, Any]:
+    """Thread, nodes, tools and open interrupts; those of earlier turns of the trajectory first."""
+    before: dict[str, Any] = trajectory.metadata.get("graph") or {}
+    nodes = dict.fromkeys([*before.get("nodes", ()), *handler.nodes])
+    told: dict[str, Any] = {"thread_id": thread_id, "nodes": list(nodes)}
+    tools = [*before.get("tools", ()), *(vars(run).copy() for run in handler.tools)]
+    if tools:
+        told["tools"] = tools
+    for run in handler.tools:
+        if run.error is not None:
+            trajectory.log(f"tool {run.name} raised {run.error}")
+    if trajectory.ended == "interrupted":
+        interrupts = trajectory.state["__interrupt__"]
+        told["interrupts"] = [{"id": i.id, "value": repr(i.value)} for i in interrupts]
+    return told
+
+
+def warn_without_calls(
+    trajectory: Trajectory, scope: Scope, handler: TrajectoryCallbackHandler
+) -> None:
+    """Warn if the policy was not asked; say which nodes ran and which models were asked where."""
+    if scope.started_calls or any(is_policys(call, scope) for call in trajectory.calls):
+        return
+    nodes = ", ".join(handler.nodes) or "none"
+    what = f"the graph ended without a call to a ChatArt; nodes that ran: {nodes}"
+    if handler.models:
+        others = [f"{name} ({where})" for name, where in sorted(handler.models.items())]
+        what += f"; other models were called: {', '.join(others)}"
+    warnings.warn(
+        f"{what}. Nothing of this rollout can be trained: build the graph with ChatArt(), or point "
+        "its chat model at the endpoint of the model being trained.",
+        NoModelCalls,
+        stacklevel=4,
+    )
