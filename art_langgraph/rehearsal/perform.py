@@ -18,9 +18,9 @@ from langchain_core.globals import get_llm_cache
 from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph.pregel import Pregel
 
-from art_core.calls import ModelCall
 from art_core.capture import Target
 from art_core.errors import RolloutFailure
+from art_core.join import join_records
 from art_core.records import RecordStore
 from art_core.trajectories import Trajectory
 from art_langgraph.rehearsal.actor import MANNERS, rollout_id
@@ -28,8 +28,9 @@ from art_langgraph.rehearsal.observer import Observer
 from art_langgraph.rehearsal.played import GraphFacts, Play, Rehearsal
 from art_langgraph.rehearsal.rewards import RewardFunction, reward_of
 from art_langgraph.rehearsal.scenarios import Scenario, made_up_scenario
-from art_langgraph.rollout import NoModelCalls, rollout
+from art_langgraph.rollout import rollout
 from art_langgraph.sources import GraphSource, open_graph
+from art_langgraph.told import NoModelCalls
 from art_langgraph.training_payload import SamplingOverridden
 
 RECURSION_LIMIT = 40
@@ -136,7 +137,8 @@ class _Rollouts:
             self.player.opening(rollout)
         trajectory, failure = await self._trajectory(scenario, observer, rollout)
         trajectory.metadata["policy"] = self.player.target.model_name
-        trajectory.calls = _joined(trajectory.calls, self.player)
+        if self.player.records is not None:
+            join_records([trajectory], self.player.records)
         play = Play(index, manner, rollout, trajectory, failure, tuple(observer.asked))
         return await self._rewarded(play, scenario)
 
@@ -168,30 +170,6 @@ class _Rollouts:
         except Exception as error:  # noqa: BLE001 - the user's function; what it raised is a finding
             return replace(play, reward_error=error)
         return play
-
-
-def _joined(calls: Sequence[ModelCall], player: Player) -> list[ModelCall]:
-    """Calls that a stock client made, with the ids that the endpoint recorded of them."""
-    if player.records is None:
-        return list(calls)
-    bare = [c.record_id for c in calls if not c.trainable and c.error is None]
-    found = player.records.get(bare) if bare else {}
-    joined = []
-    for call in calls:
-        record = found.get(call.key)
-        if record is not None and record.complete and not call.trainable:
-            call = replace(
-                call.with_tokens(
-                    prompt_ids=record.prompt_ids,
-                    sampled_ids=record.sampled_ids,
-                    logprobs=record.logprobs,
-                    sampling=record.sampling,
-                    step=record.step,
-                ),
-                model=record.model,
-            )
-        joined.append(call)
-    return joined
 
 
 def _facts(graph: Runnable[Any, Any]) -> GraphFacts:
