@@ -11,6 +11,8 @@ from langchain_core.globals import set_llm_cache
 from art_core.trajectories import Trajectory
 from art_langgraph import ChatArt
 from art_langgraph.rehearsal.actor import MANNERS
+from art_langgraph.rehearsal.checks import check
+from art_langgraph.rehearsal.perform import Player, perform
 from art_langgraph.rehearsal.scenarios import Scenario
 from tests.langgraph.rehearsal import graphs
 from tests.langgraph.rehearsal.theater import (
@@ -236,6 +238,34 @@ async def test_appended_history_has_no_drift() -> None:
     (finding,) = of(await findings(graphs.rewriting(), HELLO, group=1), "token-in")
     assert finding.status == "pass"
     assert "1 call went on" in finding.what
+
+
+async def test_tokens_that_do_not_go_on_are_drift() -> None:
+    """A server that renders history anew: every prompt has the ids 11, 12, 13."""
+    with endpoint(lambda _: completion("ok")) as stub:
+        player = Player("a server", stub.target())
+        found = check(await perform(graphs.rewriting(), player, [HELLO], group=1))
+    (finding,) = of(found, "token-in")
+    assert finding.status == "warn"
+    assert "think: its prompt ids are others" in finding.what
+
+
+async def test_a_server_without_token_ids_fails_and_the_node_is_named() -> None:
+    with endpoint(lambda _: completion("ok", None, prompt_ids=None)) as stub:
+        graph = graphs.one_node(graphs.said(ChatArt()))
+        found = check(await perform(graph, Player("a server", stub.target()), [HELLO], group=2))
+    (finding,) = of(found, "tokens")
+    assert finding.status == "fail"
+    assert "2 calls of think can't be trained" in finding.what
+
+
+async def test_a_request_that_the_endpoint_refuses_is_told_with_its_reason() -> None:
+    image = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
+    scenario = Scenario({"messages": [{"role": "user", "content": [image]}]})
+    found = await findings(graphs.one_node(graphs.said(ChatArt())), scenario, group=2)
+    (finding,) = of(found, "ending")
+    assert finding.status == "fail"
+    assert "image_url" in finding.what
 
 
 # --- rewards
