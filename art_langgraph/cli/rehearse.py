@@ -132,7 +132,7 @@ def _prepared(wish: _Wish, scenarios: list[Scenario] | None) -> Work:
     reward = None if wish.reward is None else _theirs(_function, wish.reward)
 
     async def play(player: Player) -> Outcome:
-        with _bar() as on_play:
+        with _bar(wish.group * len(scenarios or (None,))) as on_play:
             rehearsal = await perform(
                 graph,
                 player,
@@ -226,7 +226,7 @@ def _show(rehearsal: Rehearsal, findings: list[Finding], seconds: float, *, as_j
 
 
 @contextmanager
-def _bar() -> Iterator[Callable[[Play], None]]:
+def _bar(total: int) -> Iterator[Callable[[Play], None]]:
     from art_core.progress import progress
 
     done = 0
@@ -235,7 +235,7 @@ def _bar() -> Iterator[Callable[[Play], None]]:
         def on_play(play: Play) -> None:
             nonlocal done
             done += 1
-            bar.show(done, None, "rollouts")
+            bar.show(done, total, "rollouts")
 
         yield on_play
 

@@ -6,10 +6,11 @@ letter for letter. Left out: JSON (`rehearsal.report`).
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 
-from art_langgraph.cli.console import Part, console, say
+from art_langgraph.cli.console import console, say
 from art_langgraph.rehearsal.actor import MANNERS
 from art_langgraph.rehearsal.checks.rewards import reward
 from art_langgraph.rehearsal.finding import Finding, Status, failed
@@ -33,6 +34,8 @@ _COUNTED: dict[Status, str] = {
 }
 _CALLS = 8
 """Calls of a rollout that are shown."""
+_ROOM = 30
+"""Characters of a line that a narrow terminal must leave for a text to be set in."""
 _TEXT = 100
 """Characters of an answer that are shown."""
 
@@ -104,11 +107,20 @@ def _nodes(links: Sequence[Link]) -> str:
 
 
 def _show_finding(finding: Finding, width: int) -> None:
-    status: Part = (f"{finding.status:<8}", _STYLES[finding.status])
-    say(status, f"{finding.check:<{width}}  ", visible(finding.what))
+    head = f"{finding.check:<{width}}  "
+    indent = 8 + len(head)
+    say((f"{finding.status:<8}", _STYLES[finding.status]), head, _set_in(finding.what, indent))
     if finding.fix:
-        indent = " " * (10 + width) if console().is_terminal and console().width > 60 else "    "
-        say((f"{indent}{visible(finding.fix)}", "dim"))
+        room = indent if console().is_terminal else 4
+        say((" " * room + _set_in(finding.fix, room), "dim"))
+
+
+def _set_in(text: str, indent: int) -> str:
+    """`text` in lines that begin under its first, where there is somebody to look and room."""
+    out, whole = console(), visible(text)
+    if not out.is_terminal or out.width - indent < _ROOM:
+        return whole
+    return ("\n" + " " * indent).join(textwrap.wrap(whole, out.width - indent) or [""])
 
 
 def _show_verdict(rehearsal: Rehearsal, findings: Sequence[Finding], seconds: float) -> None:

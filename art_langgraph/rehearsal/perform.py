@@ -20,6 +20,7 @@ from langgraph.pregel import Pregel
 
 from art_core.capture import Target
 from art_core.errors import RolloutFailure
+from art_core.exchange import split_step
 from art_core.join import join_records
 from art_core.records import RecordStore
 from art_core.trajectories import Trajectory
@@ -136,7 +137,7 @@ class _Rollouts:
         if self.player.opening is not None:
             self.player.opening(rollout)
         trajectory, failure = await self._trajectory(scenario, observer, rollout)
-        trajectory.metadata["policy"] = self.player.target.model_name
+        trajectory.metadata["policy"], _ = split_step(self.player.target.model_name)
         if self.player.records is not None:
             join_records([trajectory], self.player.records)
         play = Play(index, manner, rollout, trajectory, failure, tuple(observer.asked))
