@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar, copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import ParamSpec, Protocol, TypeVar
@@ -159,7 +159,7 @@ class Scope:
         """Keep a finished call.
 
         Args:
-            call: kept once: a second call with the same key is a replay, noted and left out.
+            call: one with a key that was there before is a replay: kept as context.
             place: what `begin` returned; None means that it starts now.
         """
         place = next(_ORDER) if place is None else place
@@ -167,9 +167,11 @@ class Scope:
             if self.closed:
                 self.note(f"call {call.record_id!r} ended after its rollout and is left out")
                 _log.warning("rollout %s: a call ended after its rollout", self.rollout_id)
-            elif call.key in self._keys:
-                self.note(f"call {call.record_id!r} was answered twice; the replay is left out")
             else:
+                if call.key in self._keys:
+                    call = replace(
+                        call, record_id=f"local-{uuid.uuid4().hex}", left_out="cache replay"
+                    )
                 self._keys.add(call.key)
                 at = bisect(self._places, (place, call.choice_index))
                 self._places.insert(at, (place, call.choice_index))

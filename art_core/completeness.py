@@ -97,4 +97,12 @@ def cause_of(call: ModelCall) -> Cause | None:
     return None if call.trainable else "no ids"
 
 
-_CONTEXT = frozenset[Cause]({"other model", "outside the chosen nodes", "choice not kept"})
+_CONTEXT = frozenset[Cause](
+    {
+        "other model",
+        "outside the chosen nodes",
+        "choice not kept",
+        "several answers",
+        "cache replay",
+    }
+)

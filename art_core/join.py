@@ -28,7 +28,7 @@ def join_records(trajectories: Iterable[Trajectory], records: RecordStore) -> No
     whichever trajectory, is a replay. What the server answered in a rollout and nobody there saw
     is added as an "orphan".
     """
-    seen: set[tuple[str, int]] = set()
+    seen: dict[tuple[str, int], float] = {}
     for trajectory in {id(t): t for t in trajectories}.values():
         wanting = [call.record_id for call in trajectory.calls if _wants_tokens(call)]
         found = _by_id(records.get(wanting)) if wanting else {}
@@ -91,11 +91,13 @@ def _first_difference(call: ModelCall, record: TokenRecord) -> int | None:
     return None if len(sent) == len(got) else min(len(sent), len(got))
 
 
-def _unless_replay(call: ModelCall, seen: set[tuple[str, int]]) -> ModelCall:
-    if call.key not in seen or call.left_out is not None:
-        seen.add(call.key)
-        return call
-    return replace(call, left_out="cache replay")
+def _unless_replay(call: ModelCall, seen: dict[tuple[str, int], float]) -> ModelCall:
+    """The call, unless another one, begun at another time, had the same answer.
+
+    (A trajectory may be given twice, as it is or copied: that is one call.)
+    """
+    is_first = seen.setdefault(call.key, call.started) == call.started
+    return call if is_first or call.left_out is not None else replace(call, left_out="cache replay")
 
 
 # --- what only the server knows

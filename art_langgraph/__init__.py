@@ -10,11 +10,12 @@ from art_langgraph.free_code import capture, init_chat_model, wrap_rollout
 from art_langgraph.playing import NotPlayable
 from art_langgraph.rollout import rollout
 from art_langgraph.sources import open_graph
-from art_langgraph.told import NoModelCalls
+from art_langgraph.told import LostCalls, NoModelCalls
 from art_langgraph.training_payload import SamplingOverridden
 
 __all__ = [
     "ChatArt",
+    "LostCalls",
     "NoModelCalls",
     "NotPlayable",
     "SamplingOverridden",

@@ -84,6 +84,8 @@ class TrajectoryCallbackHandler(BaseCallbackHandler):
         """By name of each chat model that was asked: its class, and its address if it tells one."""
         self.parents: dict[str, str] = {}
         """Parent run ids of the chat models' runs, by run id."""
+        self.answered: set[str] = set()
+        """Every `system_fingerprint` that an answer had."""
         self._scope = scope
         self._asked: dict[UUID, _Asked] = {}
         self._tools_running: dict[UUID, ToolRun] = {}
@@ -186,11 +188,13 @@ class TrajectoryCallbackHandler(BaseCallbackHandler):
         self._end_call(run_id, kwargs.get("response"), f"{type(error).__name__}: {error}")
 
     def _end_call(self, run_id: UUID, response: LLMResult | None, error: str | None) -> None:
+        answers = _said(response)
         with self._lock:
             asked = self._asked.pop(run_id, None)
+            self.answered.update(_fingerprint(said) for said in answers)
         if asked is None or asked.scope.saw_run(str(run_id)):
             return
-        for index, said in enumerate(_said(response) or [None]):
+        for index, said in enumerate(answers or [None]):
             call = _call(asked, run_id, said, index, error)
             if not asked.scope.saw_answer(call.key):
                 asked.scope.add(call, asked.place)
@@ -201,9 +205,9 @@ def _call(
 ) -> ModelCall:
     """One answer of a chat model, as LangChain tells of it."""
     info = {} if said is None else said.response_metadata
-    record_id = str(info.get("system_fingerprint"))
+    record_id = "" if said is None else _fingerprint(said)
     replayed = said is not None and "total_cost" in (said.usage_metadata or {})
-    is_ours = _OURS.fullmatch(record_id) is not None and not replayed
+    is_ours = is_record_id(record_id) and not replayed
     model, step = split_step(asked.request["model"])
     left_out: Cause | None = "cache replay" if replayed else "several answers" if index else None
     return ModelCall(
@@ -224,7 +228,16 @@ def _call(
 
 def has_record(call: ModelCall) -> bool:
     """True if our endpoint answered the call, so that its tokens are in the backend's records."""
-    return _OURS.fullmatch(call.record_id) is not None
+    return is_record_id(call.record_id)
+
+
+def is_record_id(text: str) -> bool:
+    """True for an id as our endpoint gives it to a record, and as `system_fingerprint`."""
+    return _OURS.fullmatch(text) is not None
+
+
+def _fingerprint(said: AIMessage) -> str:
+    return str(said.response_metadata.get("system_fingerprint"))
 
 
 def _said(response: LLMResult | None) -> list[AIMessage]:

@@ -17,12 +17,10 @@ from art_core.errors import ConfigError, RolloutFailure
 from art_core.trajectories import Trajectory
 from art_langgraph.chat_model import ChatArt
 from art_langgraph.endings import ended, reraise_own_cancel, verdict_on
-from art_langgraph.recorded import recorded, take_calls, tell
+from art_langgraph.recorded import SETTLE_SECONDS, recorded, take_calls, tell
 from art_langgraph.targets import ModelLike, targets_of
 
 _P = ParamSpec("_P")
-_SETTLE_SECONDS = 0.5
-"""See `recorded`."""
 
 
 @asynccontextmanager
@@ -83,7 +81,7 @@ def wrap_rollout(
                 verdict = verdict_on(error, scope, expired=False)
             if not isinstance(trajectory, Trajectory):
                 raise TypeError(f"a rollout returns an art.Trajectory, got {trajectory!r:.200}")
-            await scope.settle(_SETTLE_SECONDS)
+            await scope.settle(SETTLE_SECONDS)
         if trajectory.rollout_id is None:
             take_calls(trajectory, scope)
             await tell(trajectory, scope, [model])

@@ -7,6 +7,7 @@ histories. It leaves out tokens that only the backend has (`TrainableModel.join`
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -18,7 +19,7 @@ from art_core.exchange import split_step
 from art_core.trajectories import Trajectory
 from art_langgraph.callbacks import TrajectoryCallbackHandler, has_record
 
-_SETTLE_SECONDS = 0.5
+SETTLE_SECONDS = 0.5
 """How long a rollout waits at its end for responses that are just being closed."""
 
 
@@ -36,12 +37,16 @@ async def recorded(
     trajectory: Trajectory, scope: Scope, before: Sequence[ModelCall] = ()
 ) -> AsyncIterator[None]:
     """Give the trajectory the calls of its scope behind those `before`, however the block ends."""
+    begun = time.monotonic()
     try:
         yield
-        await scope.settle(_SETTLE_SECONDS)
+        await scope.settle(SETTLE_SECONDS)
     finally:
         scope.close()
         take_calls(trajectory, scope, before)
+        if before:
+            duration = trajectory.metrics["duration"] + time.monotonic() - begun
+            trajectory.metrics["duration"] = duration
 
 
 def take_calls(trajectory: Trajectory, scope: Scope, before: Sequence[ModelCall] = ()) -> None:

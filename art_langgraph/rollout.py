@@ -31,7 +31,7 @@ from art_langgraph.recorded import recorded, tell
 from art_langgraph.routing import ROLLOUT_KEY
 from art_langgraph.sources import GraphSource, open_graph
 from art_langgraph.targets import ModelLike, targets_of
-from art_langgraph.told import told_of, warn_without_calls
+from art_langgraph.told import note_lost_calls, told_of, warn_without_calls
 
 
 async def rollout(
@@ -141,6 +141,8 @@ async def rollout(
         is_chosen=lambda call: is_in(call.origin, train_nodes),
     )
     trajectory.metadata["graph"] = told_of(trajectory, handler, thread_id)
+    if continue_ is not None or not isinstance(input, Command):  # else the thread's past is unknown
+        note_lost_calls(trajectory, handler, input)
     if verdict is None:
         warn_without_calls(trajectory, scope, handler)
         _check_chosen(train_nodes, opened, handler, trajectory)

@@ -7,12 +7,19 @@ warning where the policy was never asked.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
+
+from langchain_core.messages import AIMessage
 
 from art_core.capture import Scope
 from art_core.trajectories import Trajectory
-from art_langgraph.callbacks import TrajectoryCallbackHandler
+from art_langgraph.callbacks import TrajectoryCallbackHandler, is_record_id
 from art_langgraph.recorded import is_policys
+
+
+class LostCalls(UserWarning):
+    """The state holds answers of our endpoint that no recorded call gave."""
 
 
 class NoModelCalls(UserWarning):
@@ -36,6 +43,46 @@ def told_of(
         interrupts = trajectory.state["__interrupt__"]
         told["interrupts"] = [{"id": i.id, "value": repr(i.value)} for i in interrupts]
     return told
+
+
+def note_lost_calls(trajectory: Trajectory, handler: TrajectoryCallbackHandler, given: Any) -> None:
+    """Count the answers in the last state that our endpoint gave and nobody recorded, and warn.
+
+    A stock chat model called in a thread that LangGraph did not start has no callbacks there.
+
+    Args:
+        given: the graph's input; what it holds was said before.
+    """
+    known = {call.record_id for call in trajectory.calls} | handler.answered
+    known.update(_record_ids(given))
+    lost = [record_id for record_id in _record_ids(trajectory.state) if record_id not in known]
+    if not lost:
+        return
+    nodes = ", ".join(handler.nodes) or "none"
+    what = (
+        f"{len(lost)} answers in the last state came of calls that no callback saw; nodes that "
+        f"ran: {nodes}"
+    )
+    trajectory.metadata["incomplete"] = [*trajectory.metadata.get("incomplete", []), what]
+    warnings.warn(
+        f"{what}. Start threads with langchain_core.runnables.config.ContextThreadPoolExecutor, or "
+        "give the call the node's config: llm.invoke(messages, config=config).",
+        LostCalls,
+        stacklevel=4,
+    )
+
+
+def _record_ids(state: Any) -> list[str]:
+    """Record ids of our endpoint in the messages of a state."""
+    values = state.values() if isinstance(state, Mapping) else [state]
+    found = []
+    for value in values:
+        for message in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(message, AIMessage):
+                told = str(message.response_metadata.get("system_fingerprint"))
+                if is_record_id(told):
+                    found.append(told)
+    return list(dict.fromkeys(found))
 
 
 def warn_without_calls(

@@ -133,8 +133,8 @@ def test_spelling_is_no_mismatch() -> None:
         "content": None,
         "tool_calls": [{"id": "c", "type": "function", "function": function}],
     }
-    shown = {**said, "content": "", "tool_calls": [{"id": "c", "function": {**function}}]}
-    shown["tool_calls"][0]["function"]["arguments"] = '{"a": 1}'
+    again = {**function, "arguments": '{"a": 1}'}
+    shown = {**said, "content": "", "tool_calls": [{"id": "c", "function": again}]}
     parts = [{"role": "user", "content": [{"type": "text", "text": "q"}]}]
     client = seen(message=shown, request={"messages": parts})
     (call,) = joined([client], record(message=said)).calls
@@ -145,9 +145,10 @@ def test_an_answer_that_comes_twice_is_trained_once() -> None:
     """A cache below the client answered the second rollout with the first one's answer."""
     store = RecordStore(None)
     store.put([record()])
-    first, second = Trajectory(calls=[seen()]), Trajectory(calls=[seen()])
-    join_records([first, second, first], store)
-    assert [t.calls[0].left_out for t in (first, second)] == [None, "cache replay"]
+    first, second = Trajectory(calls=[seen()]), Trajectory(calls=[seen(started=200.0)])
+    copied = first.model_copy(update={"calls": list(first.calls)})
+    join_records([first, second, first, copied], store)
+    assert [t.calls[0].left_out for t in (first, second, copied)] == [None, "cache replay", None]
 
 
 def test_several_answers_get_their_own_tokens_whatever_their_order() -> None:

@@ -140,8 +140,7 @@ async def test_a_stock_chat_model_leaves_the_record_id_by_which_it_can_be_joined
     stock = ChatOpenAI(
         base_url=served.server.base_url, api_key="k", model="scripted", streaming=streaming
     )
-    with pytest.warns(match="without a call to a ChatArt"):
-        trajectory = await rollout(create_agent(stock, [add]), ASK, model=served.target())
+    trajectory = await rollout(create_agent(stock, [add]), ASK, model=served.target())
     found = served.records.get([c.record_id for c in trajectory.calls])
     assert sorted(found) == sorted(c.key for c in trajectory.calls)
     assert len(found) == 2

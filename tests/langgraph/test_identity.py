@@ -19,7 +19,7 @@ from langgraph.types import Send
 
 from art_core.capture import ContextExecutor
 from art_core.trajectories import Trajectory
-from art_langgraph import ChatArt, capture, rollout
+from art_langgraph import ChatArt, TrajectoryCallbackHandler, capture, rollout
 from tests.stub_endpoint import Asked, call, completion, endpoint
 
 
@@ -179,6 +179,29 @@ async def test_a_bare_thread_makes_the_record_incomplete_and_says_so() -> None:
     assert sampled(trajectory) == [[1]]
     assert "ContextThreadPoolExecutor" in trajectory.state["messages"][-1].content
     assert len(trajectory.metadata["incomplete"]) == 1
+    assert not trajectory.completeness.is_whole
+
+
+async def test_async_nodes_that_take_no_config_are_recorded() -> None:
+    """Case 015: two calls at once in a coroutine; both recorded, with their node."""
+
+    async def node(state: Any) -> Any:
+        a, _ = await asyncio.gather(ChatArt().ainvoke("q0"), ChatArt().ainvoke("q1"))
+        return {"messages": [a]}
+
+    graph: Any = StateGraph(MessagesState)
+    graph.add_node("node", node)
+    graph.add_edge(START, "node")
+    with endpoint(echo) as stub:
+        played = await rollout(graph, {"messages": []}, model=stub.target())
+        async with capture(stub.target()) as captured:
+            handler = TrajectoryCallbackHandler()
+            await graph.compile().ainvoke({"messages": []}, config={"callbacks": [handler]})
+    for trajectory in (played, captured):
+        assert sorted(sampled(trajectory)) == [[0], [1]]
+        assert [c.origin.node for c in trajectory.calls] == ["node", "node"]
+    assert all(c.origin.parent_run_id for c in played.calls)
+    assert handler.nodes == ["node"]
 
 
 # --- loops
