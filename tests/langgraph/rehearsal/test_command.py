@@ -251,6 +251,7 @@ def test_ctrl_c_ends_it_in_good_order(project: Path) -> None:
     assert b"Traceback" not in err
 
 
+@pytest.mark.slow
 def test_where_torch_is_a_step_is_learned_saved_and_taken_up_again(project: Path) -> None:
     for name in ("torch", "transformers", "peft", "pyarrow"):
         pytest.importorskip(name, reason="art-langgraph[train] is not installed")
