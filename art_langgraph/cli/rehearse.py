@@ -40,6 +40,8 @@ T = TypeVar("T")
 TRAINING = ("torch", "transformers", "peft", "tokenizers", "pyarrow")
 """Of the extra "train": what a training step needs."""
 _STOPPING = b"\nStopping. Ctrl-C again leaves at once.\n"
+SECONDS, SECONDS_WITH_MODEL = 20.0, 180.0
+"""What a rollout may take where nobody says so."""
 TINY = "tiny"
 """`--model` of this name is a random model."""
 
@@ -62,7 +64,10 @@ def run_rehearse(
         str | None,
         typer.Option(help='Play with a real model: "owner/name", a folder, or "tiny" (random).'),
     ] = None,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds a rollout may take.")] = 20.0,
+    timeout: Annotated[
+        float | None,
+        typer.Option(min=0.1, help="Seconds a rollout may take; else 20, with --model 180."),
+    ] = None,
     stock: Annotated[
         bool,
         typer.Option("--stock", help="Let stock OpenAI clients ask the scripted model too."),
@@ -77,7 +82,8 @@ def run_rehearse(
     began = time.monotonic()
     if stock and model is not None:
         raise ConfigError("--stock goes with the scripted model only", got=model)
-    wish = _Wish(source, scenarios, reward, group, model, timeout, stock=stock, train=train)
+    limit = timeout or (SECONDS if model is None else SECONDS_WITH_MODEL)
+    wish = _Wish(source, scenarios, reward, group, model, limit, stock=stock, train=train)
     with _users_output_on_stderr():
         rehearsal, findings = _rehearse(wish)
     status = _show(rehearsal, findings, time.monotonic() - began, as_json=as_json)
