@@ -9,7 +9,7 @@ own. It leaves out training, which joins ids itself (`batch.forest`).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,9 +30,8 @@ def chains(calls: Sequence[ModelCall]) -> list[list[ModelCall]]:
     answered = [c for c in calls if c.error is None and c.message and c.left_out not in _UNSEEN]
     found: list[list[ModelCall]] = []
     for number, call in enumerate(answered):
-        before = [a for a in answered[:number] if goes_on(call, a)]
         ends = {id(chain[-1]): chain for chain in found}
-        best = max(before, key=lambda a: _nearness(call, a, is_end=id(a) in ends), default=None)
+        best = _best(call, answered[:number], ends)
         chain = ends.get(id(best))
         if chain is None:
             found.append([call])
@@ -51,8 +50,8 @@ def goes_on(call: ModelCall, before: ModelCall) -> bool:
     end = middle + len(before.sampled_ids)
     return (
         len(call.prompt_ids) >= end
-        and np.array_equal(call.prompt_ids[:middle], before.prompt_ids)
         and np.array_equal(call.prompt_ids[middle:end], before.sampled_ids)
+        and np.array_equal(call.prompt_ids[:middle], before.prompt_ids)
     )
 
 
@@ -84,15 +83,32 @@ def as_choice(call: ModelCall) -> Choice:
 # --- which of several
 
 
-def _nearness(call: ModelCall, before: ModelCall, *, is_end: bool) -> tuple[Any, ...]:
-    """Orders the calls that `call` may go on from; the greatest is taken.
+def _best(call: ModelCall, earlier: Sequence[ModelCall], ends: Collection[int]) -> ModelCall | None:
+    """The longest of `earlier` that `call` goes on from, of equal twins the nearest; None: none.
 
-    Equal twins can't be told apart by what they said: the longest comes first, then the one whose
-    tool calls have the ids that were read, the nearest in the graph, one that nothing goes on from
-    yet, one that had ended, the latest.
+    Args:
+        ends: ids (Python's) of the calls that nothing goes on from yet.
+    """
+    longest = -1
+    twins: list[ModelCall] = []
+    for before in sorted(earlier, key=lambda a: -len(a.messages)):
+        if len(before.messages) < longest:
+            break
+        if goes_on(call, before):
+            longest = len(before.messages)
+            twins.append(before)
+    if len(twins) < 2:
+        return twins[0] if twins else None
+    return max(twins, key=lambda a: _nearness(call, a, is_end=id(a) in ends))
+
+
+def _nearness(call: ModelCall, before: ModelCall, *, is_end: bool) -> tuple[Any, ...]:
+    """Orders twins, which can't be told apart by what they said.
+
+    First the one whose tool calls have the ids that were read, then the nearest in the graph, one
+    that nothing goes on from yet, one that had ended, the latest.
     """
     return (
-        len(before.messages),
         _call_ids(before.message) == _call_ids(_turn(call, len(before.messages))),
         _shared(before.origin.namespace, call.origin.namespace),
         is_end,

@@ -40,7 +40,7 @@ async def rollout(
     *,
     model: ModelLike | None = None,
     models: Mapping[str, ModelLike] | None = None,
-    train_nodes: Collection[str] | None = None,
+    train_nodes: Collection[str] | str | None = None,
     config: RunnableConfig | None = None,
     context: Any = None,
     on_interrupt: OnInterrupt | None = None,
@@ -99,7 +99,10 @@ async def rollout(
             exception is its cause.
         ConfigError: the arguments don't go together, or the graph can't be played with them.
     """
+    if max_interrupts < 0:
+        raise ConfigError("max_interrupts", got=max_interrupts, expected="0 or more")
     targets = targets_of(model, models, evaluation=evaluation)
+    nodes = [train_nodes] if isinstance(train_nodes, str) else train_nodes
     source = named_graph(graph) if isinstance(graph, str) else graph
     trajectory, thread_id = _begun(continue_, input, config)
     trajectory.metadata.update(metadata or {})
@@ -138,14 +141,14 @@ async def rollout(
         scope,
         [model, *(models or {}).values()],
         handler=handler,
-        is_chosen=lambda call: is_in(call.origin, train_nodes),
+        is_chosen=lambda call: is_in(call.origin, nodes),
     )
     trajectory.metadata["graph"] = told_of(trajectory, handler, thread_id)
     if continue_ is not None or not isinstance(input, Command):  # else the thread's past is unknown
         note_lost_calls(trajectory, handler, input)
     if verdict is None:
         warn_without_calls(trajectory, scope, handler)
-        _check_chosen(train_nodes, opened, handler, trajectory)
+        _check_chosen(nodes, opened, handler, trajectory)
     return ended(trajectory, verdict, failure_reward)
 
 
@@ -171,13 +174,13 @@ def _begun(
 
 
 def _check_chosen(
-    train_nodes: Collection[str] | None,
+    nodes: Collection[str] | None,
     graph: Runnable[Any, Any] | None,
     handler: TrajectoryCallbackHandler,
     trajectory: Trajectory,
 ) -> None:
     try:
-        check_nodes(train_nodes, graph, handler.nodes, trajectory.calls)
+        check_nodes(nodes, graph, handler.nodes, trajectory.calls)
     except ConfigError as error:
         trajectory.exception = error
         raise RolloutFailure(str(error), trajectory=trajectory) from error

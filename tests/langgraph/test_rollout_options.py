@@ -49,7 +49,7 @@ def team() -> Any:
     [
         (None, ["plan", "left", "right"]),
         (["plan"], ["plan"]),
-        (["left"], ["left"]),
+        ("left", ["left"]),
         (["left/agent", "plan"], ["plan", "left"]),
         (["agent"], ["left", "right"]),
         ((), []),

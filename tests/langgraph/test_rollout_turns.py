@@ -158,6 +158,11 @@ async def test_interrupts_without_end_are_bounded() -> None:
     assert trajectory.logs == ["the graph asked again after 3 interrupts were answered"]
 
 
+async def test_a_negative_bound_is_refused() -> None:
+    with pytest.raises(ConfigError, match="max_interrupts: got -1"):
+        await rollout(human("q"), ASK, on_interrupt=lambda _: "yes", max_interrupts=-1)
+
+
 async def test_all_interrupts_are_told_where_nobody_answers() -> None:
     with endpoint([completion("a", [1])]) as stub:
         trajectory = await rollout(human("left", "right"), ASK, model=stub.target())
