@@ -38,7 +38,7 @@ def check_length(rehearsal: Rehearsal) -> Iterator[Finding]:
         yield Finding(
             "length",
             "warn",
-            f"{plural(len(cut), 'answer')} reached the token limit and were cut: {listed(nodes)}",
+            f"the token limit cut {plural(len(cut), 'answer')}: {listed(nodes)}",
             "A tool call or JSON that is cut can't be used. Raise max_tokens, or make sure that "
             "short answers are what you want.",
         )
