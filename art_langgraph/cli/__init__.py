@@ -17,6 +17,7 @@ from art_core.errors import ARTError
 from art_langgraph.cli.console import READER_LEFT, prepare_streams, silence_stdout
 from art_langgraph.cli.models import app as model_commands
 from art_langgraph.cli.quickstart import run_quickstart
+from art_langgraph.cli.rehearse import run_rehearse
 from art_langgraph.visible import visible
 
 FAILED, INTERRUPTED = 1, 130
@@ -29,6 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("quickstart")(run_quickstart)
+app.command("rehearse")(run_rehearse)
 app.add_typer(model_commands, name="model")
 
 

@@ -24,8 +24,12 @@ _CURSOR_BACK = b"\x1b[?25h"
 """A bar hides the cursor while it is drawn."""
 
 
-def run(work: Coroutine[Any, Any, T]) -> T:
+def run(work: Coroutine[Any, Any, T], note: bytes = _NOTE) -> T:
     """As `asyncio.run`, in the main thread.
+
+    Args:
+        work: the coroutine.
+        note: told at the first Ctrl-C.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed, and `work` has ended.
@@ -39,7 +43,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
             if task.cancelling():
                 _tell(_CURSOR_BACK if os.isatty(2) else b"")
                 os._exit(128 + number)
-            _tell(_NOTE)
+            _tell(note)
             task.cancel()
             loop.call_soon_threadsafe(lambda: None)  # wakes it up
 

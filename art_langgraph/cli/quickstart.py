@@ -24,6 +24,7 @@ import typer
 
 from art_core.errors import ConfigError
 from art_langgraph.cli.console import draws_bars, say
+from art_langgraph.cli.library_noise import no_library_bars, no_library_warnings
 from art_langgraph.visible import visible
 
 if TYPE_CHECKING:
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 PROJECT = "quickstart"
 NEEDED = ("torch", "transformers", "peft", "starlette", "uvicorn", "pyarrow", "matplotlib")
 """Of the extra "train": what can't be done without."""
-NOISY = r"(huggingface_hub|peft|torch|transformers)\b"
-"""Packages whose warnings are for their developers."""
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
 
@@ -109,8 +108,7 @@ def _train(
         async with art.LocalBackend(show_progress=narrator.bars) as backend:
             await run_session(model, backend, recipe, journal, narrator, began=began)
 
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=NOISY)
+    with no_library_warnings():
         warnings.simplefilter("ignore", SamplingOverridden)  # it is meant so: see Desk.serve
         run(session())
 
@@ -149,18 +147,10 @@ def _fetch(base_model: str) -> float:
 
     began = time.monotonic()
     if not draws_bars():
-        _no_library_bars()
+        no_library_bars()
     resolve_base_model(base_model, progress=lambda line: say((visible(line), "dim")))
-    _no_library_bars()
+    no_library_bars()
     return time.monotonic() - began
-
-
-def _no_library_bars() -> None:
-    """From now on no bars but ours; takes effect in transformers if it is not imported yet."""
-    if find_spec("huggingface_hub") is not None:
-        from huggingface_hub.utils.tqdm import disable_progress_bars
-
-        disable_progress_bars()
 
 
 def _check_installed() -> None:

@@ -1,28 +1,136 @@
-"""The README's Python runs as it stands, on the real engine with SmolLM2, only smaller."""
+"""The README's Python runs as it stands: its agents on the scripted engine, and its loop, only
+smaller, on the real one with SmolLM2.
+"""
 
 import asyncio
+import gc
 import re
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
+from typer.testing import CliRunner
 
 import art_core as art
+from art_core.engine.base import GenerateRequest
+from art_langgraph.cli import app
+from tests.langgraph.scripted_shop import ScriptedBackend, written
+from tests.stub_endpoint import completion, endpoint
 
 README = Path(__file__).parents[2] / "README.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), re.DOTALL)
 
 
 @pytest.fixture
-def namespace(smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the README's blocks define, one after the other, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     for block in BLOCKS:
         smaller = block.replace("GROUP_SIZE, NUM_STEPS = 8, 2", "GROUP_SIZE, NUM_STEPS = 2, 1")
+        smaller = smaller.replace("max_tokens=64", "max_tokens=128")  # scripted tokens are bytes
         exec(compile(smaller, str(README), "exec"), names)  # noqa: S102 - our own text
     assert (names["GROUP_SIZE"], names["NUM_STEPS"]) == (2, 1)
     return names
+
+
+@pytest.fixture
+def namespace(smollm2: Path, names: dict[str, Any]) -> dict[str, Any]:
+    """As `names`, with SmolLM2 on this machine."""
+    return names
+
+
+@pytest.fixture
+async def model(tmp_path: Path) -> AsyncIterator[art.TrainableModel[Any]]:
+    """A model behind the scripted engine: it asks the tool, if there is one, then says its answer.
+
+    A call without tools is answered by "a plan".
+    """
+
+    def script(prompt: str, request: GenerateRequest) -> str:
+        if "order_status" not in prompt:
+            return "a plan"
+        return "It is on its way." if "tool_call>\n{" in prompt.rpartition("user\n")[2] else CALL
+
+    model: art.TrainableModel[Any] = art.TrainableModel(
+        name="agent-001", project="readme", base_model="scripted", base_path=str(tmp_path)
+    )
+    async with ScriptedBackend(script) as backend:
+        await model.register(backend)
+        yield model
+
+
+CALL = written("order_status", {"order": "10437"})
+
+
+async def test_the_agent_is_played_and_rewarded(
+    names: dict[str, Any], model: art.TrainableModel[Any]
+) -> None:
+    trajectory = await names["play"](model, names["SCENARIOS"][0])
+    assert trajectory.reward == 1.0
+    assert [call.origin.node for call in trajectory.calls] == ["model", "model"]
+    assert all(call.trainable for call in trajectory.calls)
+
+
+async def test_any_other_graph_is_played_the_same_way(
+    names: dict[str, Any], model: art.TrainableModel[Any]
+) -> None:
+    state = {"messages": [("user", "Hi")]}
+    trajectory = await names["rollout"](names["graph"], state, model=model)
+    assert trajectory.state["messages"][-1].text == "a plan"
+    assert [call.trainable for call in trajectory.calls] == [True]
+
+
+async def test_a_part_that_a_hosted_model_plays_is_context(
+    names: dict[str, Any], model: art.TrainableModel[Any]
+) -> None:
+    with endpoint([completion("first this, then that", None, prompt_ids=None)]) as stub:
+        planner: art.Model[Any] = art.Model(
+            name="big", project="readme", inference_base_url=stub.base_url
+        )
+        trajectory = await names["play_team"](model, planner, "Hi")
+    assert [m.text for m in trajectory.state["messages"]] == [
+        "Hi", "first this, then that", "a plan",
+    ]  # fmt: skip
+    assert {c.origin.node: c.trainable for c in trajectory.calls} == {"plan": False, "answer": True}
+
+
+async def test_a_stock_client_is_trained_token_for_token(
+    names: dict[str, Any], model: art.TrainableModel[Any]
+) -> None:
+    trajectory = await names["play_stock"](model, "Where is my order 10437?")
+    await model.join(trajectory)
+    assert len(trajectory.calls) == 2
+    assert all(call.trainable for call in trajectory.calls)
+    await close_clients(str(model.inference_base_url))
+
+
+async def close_clients(base_url: str) -> None:
+    """Close what ChatOpenAI keeps open for ever, so that no later test is blamed for it."""
+    for found in gc.get_objects():
+        if isinstance(found, httpx2.AsyncClient) and str(found.base_url).startswith(base_url):
+            await found.aclose()
+
+
+async def test_the_same_line_is_the_deployment(
+    names: dict[str, Any], model: art.TrainableModel[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ART_BASE_URL", str(model.inference_base_url))
+    monkeypatch.setenv("ART_MODEL", "agent-001@0")
+    monkeypatch.setenv("ART_API_KEY", "key")
+    assert await names["serve"]("Where is my order 10437?") == "It is on its way."
+
+
+def test_the_rehearsal_is_shown_as_it_is_called() -> None:
+    """Every option of `rehearse` that the README names is one."""
+    text = README.read_text("utf-8")
+    section = text.partition("## First command")[2].partition("\n## ")[0]
+    options = set(re.findall(r"--[a-z]+", section))
+    assert options == {"--reward", "--scenarios", "--model"}
+    shown = CliRunner().invoke(app, ["rehearse", "--help"], env={"COLUMNS": "200"}).output
+    assert options <= set(re.findall(r"--[a-z]+", shown))
 
 
 @pytest.mark.model

@@ -1,0 +1,28 @@
+"""`Finding`: what one check says of a rehearsal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Status: TypeAlias = Literal["pass", "warn", "fail", "skipped"]
+"""pass: right. warn: trains, but look at it. fail: can't train so. skipped: could not be seen."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the result."""
+
+    check: str
+    """What was looked at, in one or two words; several findings may share it."""
+    status: Status
+    what: str
+    """What was seen, in one sentence."""
+    fix: str = ""
+    """What to do; empty where there is nothing to be done."""
+
+
+def failed(findings: Iterable[Finding]) -> bool:
+    """True if the agent can't be trained as it is."""
+    return any(finding.status == "fail" for finding in findings)

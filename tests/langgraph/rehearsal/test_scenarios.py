@@ -1,0 +1,71 @@
+"""Scenarios out of files and out of input schemas."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.runnables import RunnableLambda
+
+from art_core.errors import ConfigError
+from art_langgraph.rehearsal.scenarios import TASK, made_up_scenario, read_scenarios
+from tests.langgraph.rehearsal import graphs
+
+MESSAGES = '{"messages": [{"role": "user", "content": "Hi"}]}'
+
+
+def test_a_line_is_an_input_or_holds_one(tmp_path: Path) -> None:
+    file = tmp_path / "scenarios.jsonl"
+    file.write_text(
+        f'\ufeff{MESSAGES}\n\n"a text"\n'
+        '{"input": {"x": 1}, "config": {"recursion_limit": 9}, "context": {"user": "ann"}}\n'
+        '{"input": 1, "answer": 2}\n',
+        "utf-8",
+    )
+    plain, text, whole, own = read_scenarios(file)
+    assert plain.input == {"messages": [{"role": "user", "content": "Hi"}]}
+    assert text.input == "a text"
+    assert (whole.input, whole.config, whole.context) == (
+        {"x": 1}, {"recursion_limit": 9}, {"user": "ann"},
+    )  # fmt: skip
+    assert own.input == {"input": 1, "answer": 2}  # a state of its own, with a part of that name
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "there are no scenarios"),
+        ("{'single': 'quotes'}\n", "scenarios.jsonl:1 is no JSON"),
+        ('{"input": 1, "config": []}\n{"input": 1, "config": 3}\n', "config in"),
+    ],
+)
+def test_a_file_that_holds_none_is_one_message(tmp_path: Path, text: str, told: str) -> None:
+    file = tmp_path / "scenarios.jsonl"
+    file.write_text(text, "utf-8")
+    with pytest.raises(ConfigError, match=told):
+        read_scenarios(file)
+
+
+def test_a_file_that_is_not_there_is_one_message(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="can't be read"):
+        read_scenarios(tmp_path / "none.jsonl")
+
+
+def test_a_messages_graph_is_asked_something() -> None:
+    scenario = made_up_scenario(graphs.agent())
+    assert scenario.input == {"messages": [{"role": "user", "content": TASK}]}
+
+
+def test_typing_typed_dicts_work_on_every_python() -> None:
+    """pydantic refuses `typing.TypedDict` before Python 3.12."""
+    scenario = made_up_scenario(graphs.router())
+    assert scenario.input["question"] == TASK
+
+
+def test_an_input_that_says_nothing_needs_scenarios() -> None:
+    def anything(given: Any) -> Any:
+        return given
+
+    with pytest.raises(ConfigError, match="--scenarios"):
+        made_up_scenario(RunnableLambda(anything))
