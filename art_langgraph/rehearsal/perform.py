@@ -29,7 +29,7 @@ from art_langgraph.rehearsal.observer import Observer
 from art_langgraph.rehearsal.played import GraphFacts, Play, Rehearsal
 from art_langgraph.rehearsal.rewards import RewardFunction, reward_of
 from art_langgraph.rehearsal.scenarios import Scenario, made_up_scenario
-from art_langgraph.rollout import rollout
+from art_langgraph.rollouts import rollout
 from art_langgraph.sources import GraphSource, open_graph
 from art_langgraph.told import NoModelCalls
 from art_langgraph.training_payload import SamplingOverridden

@@ -17,7 +17,7 @@ from art_core.errors import ARTError
 from art_langgraph.rehearsal.finding import Finding
 from art_langgraph.rehearsal.scenarios import Scenario
 from art_langgraph.rehearsal.wording import plural
-from art_langgraph.rollout import rollout
+from art_langgraph.rollouts import rollout
 from art_langgraph.sources import GraphSource
 
 CHECK = "checkpoint"
