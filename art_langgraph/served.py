@@ -26,6 +26,9 @@ _TIMEOUT = {"connect": 2.0, "read": 10.0, "write": 10.0, "pool": 10.0}
 """Seconds. An agent waits for the answer, and can do with an estimate."""
 _SILENCE = 30.0
 """Seconds for which a question is not asked again after nobody knew it."""
+_VLLM = {"structured_output": True}
+"""What every vLLM can do and its list does not say: with it, a graph that chooses by the profile how
+to ask for an answer of a schema asks there as it asked where it was trained."""
 _REFUSED = frozenset({400, 422})
 """The server knows the question, and can't answer it for these messages."""
 
@@ -33,8 +36,8 @@ _REFUSED = frozenset({400, 422})
 def profile_of(target: Target) -> ModelProfile | None:
     """What the model can do; None if the server does not say how long its context is.
 
-    `max_input_tokens` is the whole context. What a server does not say of a model (vLLM says
-    nothing of tools) is left out: a graph then takes the way that needs it not.
+    `max_input_tokens` is the whole context. What is not known of a model (vLLM says nothing of
+    tools) is left out: a graph then takes the way that needs it not.
     """
     if not target.token_data:  # a hosted provider, whose list says nothing of the kind
         return None
@@ -91,7 +94,7 @@ def _profile(base_url: str, api_key: str, model_name: str) -> dict[str, Any]:
     length = card.get("max_model_len") or parent.get("max_model_len")
     if not isinstance(length, int):
         raise _NotSaid
-    told = card.get("art_profile")
+    told = card.get("art_profile", _VLLM if card.get("owned_by") == "vllm" else None)
     profile = _known(told) if isinstance(told, Mapping) else {}
     return {"name": model_name, **profile, "max_input_tokens": length}
 

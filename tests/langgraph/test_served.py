@@ -80,15 +80,27 @@ def vllm(asked: Asked) -> Answer:
     """As vLLM 0.32 lists a base model and an adapter, which has no length of its own."""
     if asked.path != "/v1/models":
         return refusal(404)
-    base = {"id": "base", "object": "model", "max_model_len": 4096, "parent": None}
-    lora = {"id": "agent-001", "object": "model", "max_model_len": None, "parent": "base"}
+    shape = {"object": "model", "owned_by": "vllm"}
+    base = {"id": "base", "max_model_len": 4096, "parent": None, **shape}
+    lora = {"id": "agent-001", "max_model_len": None, "parent": "base", **shape}
     return Answer({"object": "list", "data": [base, lora]})
 
 
-def test_what_a_server_does_not_say_is_not_promised() -> None:
-    """Plain vLLM says how long the context is, and nothing of tools."""
+def test_of_vllm_is_known_what_each_of_them_can_do() -> None:
+    """It says how long the context is, and nothing of tools. `create_agent(response_format=...)`
+    asks it for JSON by the same key as it asks our own endpoint."""
     with endpoint(vllm) as stub, open_scope(None, {None: stub.target(model_name="agent-001")}):
-        assert ChatArt().profile == {"name": "agent-001", "max_input_tokens": 4096}
+        assert ChatArt().profile == {
+            "name": "agent-001",
+            "max_input_tokens": 4096,
+            "structured_output": True,
+        }
+
+
+def test_what_a_server_does_not_say_is_not_promised() -> None:
+    card = {"id": "agent@3", "max_model_len": 4096, "owned_by": "someone"}
+    with endpoint([Answer({"data": [card]})]) as stub, open_scope(None, {None: stub.target()}):
+        assert ChatArt().profile == {"name": "agent@3", "max_input_tokens": 4096}
 
 
 @pytest.mark.parametrize(
