@@ -27,8 +27,8 @@ _TIMEOUT = {"connect": 2.0, "read": 10.0, "write": 10.0, "pool": 10.0}
 _SILENCE = 30.0
 """Seconds for which a question is not asked again after nobody knew it."""
 _VLLM = {"structured_output": True}
-"""What every vLLM can do and its list does not say: so a graph that chooses by the profile how to ask
-for an answer of a schema asks there as it asked where it was trained."""
+"""What every vLLM can do and its list does not say: so a graph that chooses by the profile how to
+ask for an answer of a schema asks there as it asked where it was trained."""
 _REFUSED = frozenset({400, 422})
 """The server knows the question, and can't answer it for these messages."""
 
