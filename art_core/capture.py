@@ -26,18 +26,6 @@ from typing import ParamSpec, Protocol, TypeVar
 from art_core.calls import ModelCall
 from art_core.config import SamplingConfig
 from art_core.errors import ConfigError
-from art_core.exchange import calls_from_exchange
-
-__all__ = [
-    "ContextExecutor",
-    "Scope",
-    "Target",
-    "calls_from_exchange",
-    "current_scope",
-    "open_scope",
-    "open_scopes",
-    "scope_by_id",
-]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
