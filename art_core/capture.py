@@ -26,18 +26,6 @@ from typing import ParamSpec, Protocol, TypeVar
 from art_core.calls import ModelCall
 from art_core.config import SamplingConfig
 from art_core.errors import ConfigError
-from art_core.exchange import calls_from_exchange
-
-__all__ = [
-    "ContextExecutor",
-    "Scope",
-    "Target",
-    "calls_from_exchange",
-    "current_scope",
-    "open_scope",
-    "open_scopes",
-    "scope_by_id",
-]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -98,7 +86,7 @@ class Scope:
         self._parent = parent
         self._children = itertools.count()
         self._places: list[tuple[int, int]] = []
-        self._keys: set[tuple[str, int]] = set()
+        self._keys: dict[tuple[str, int], str | None] = {}
         self._run_ids: set[str] = set()
         self._open: set[OpenCall] = set()
         self._idle: list[Callable[[], object]] = []
@@ -117,9 +105,16 @@ class Scope:
             if call is not None:
                 self._open.add(call)
                 self.started_calls += 1
-            if run_id is not None:
-                self._run_ids.add(run_id)
-            return next(_ORDER)
+        if run_id is not None:
+            self._note_run(run_id)
+        return next(_ORDER)
+
+    def _note_run(self, run_id: str) -> None:
+        """Here and around: a callback of the scope around hears of the calls made inside."""
+        with self._lock:
+            self._run_ids.add(run_id)
+        if self._parent is not None:
+            self._parent._note_run(run_id)
 
     def end(self, call: OpenCall) -> None:
         """Note that a call from `begin` is recorded."""
@@ -159,20 +154,24 @@ class Scope:
         """Keep a finished call.
 
         Args:
-            call: one with a key that was there before is a replay: kept as context.
+            call: one with a key that was there before is a replay, kept as context; or, if it is of
+                the same LangChain run, the same call, told by a second handler: it is dropped.
             place: what `begin` returned; None means that it starts now.
         """
         place = next(_ORDER) if place is None else place
+        run_id = call.origin.run_id
         with self._lock:
             if self.closed:
                 self.note(f"call {call.record_id!r} ended after its rollout and is left out")
                 _log.warning("rollout %s: a call ended after its rollout", self.rollout_id)
             else:
                 if call.key in self._keys:
+                    if run_id is not None and self._keys[call.key] == run_id:
+                        return
                     call = replace(
                         call, record_id=f"local-{uuid.uuid4().hex}", left_out="cache replay"
                     )
-                self._keys.add(call.key)
+                self._keys[call.key] = run_id
                 at = bisect(self._places, (place, call.choice_index))
                 self._places.insert(at, (place, call.choice_index))
                 self.calls.insert(at, call)
@@ -180,9 +179,10 @@ class Scope:
             self._parent.add(call, place)
 
     def note(self, reason: str) -> None:
-        """Say why this rollout's record is not whole."""
+        """Say why this rollout's record is not whole; the same reason is kept once."""
         with self._lock:
-            self.incomplete.append(reason)
+            if reason not in self.incomplete:
+                self.incomplete.append(reason)
 
     def child_id(self) -> str:
         """An id for the next scope inside this one: the same in every repetition of the run."""

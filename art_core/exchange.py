@@ -214,19 +214,20 @@ def _sampling(told: Mapping[str, Any] | None, request: Mapping[str, Any]) -> Sam
         stops = settings.get("stop")
         settings["stop"] = tuple(stops) if isinstance(stops, list) else ()
         return Sampling(**settings)
-    asked: dict[str, Any] = {
-        "temperature": request.get("temperature"),
-        "top_p": request.get("top_p"),
-        "top_k": max(request.get("top_k") or 0, 0),
-        "min_p": request.get("min_p"),
-        "min_tokens": request.get("min_tokens"),
-        "max_tokens": request.get("max_completion_tokens") or request.get("max_tokens"),
-        "seed": request.get("seed"),
-        "grammar": _grammar(request),
-    }
-    stop = request.get("stop") or ()
-    asked["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+    names = ("temperature", "top_p", "min_p", "min_tokens", "seed")
+    asked: dict[str, Any] = {name: _number(request.get(name)) for name in names}
+    asked["top_k"] = max(_number(request.get("top_k")) or 0, 0)
+    asked["max_tokens"] = _number(request.get("max_completion_tokens") or request.get("max_tokens"))
+    asked["grammar"] = _grammar(request)
+    stop = request.get("stop")
+    stops = [stop] if isinstance(stop, str) else stop
+    asked["stop"] = tuple(stops) if isinstance(stops, list) else ()
     return Sampling(**{name: value for name, value in asked.items() if value is not None})
+
+
+def _number(value: Any) -> Any:
+    """A setting as a number; None for what is none: the server says so, recording must not."""
+    return value if isinstance(value, int | float) else None
 
 
 def _grammar(request: Mapping[str, Any]) -> str | None:

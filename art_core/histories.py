@@ -178,9 +178,13 @@ def _is_text(part: Any) -> bool:
 
 
 def _value(arguments: Any) -> Any:
+    """Arguments as LangChain reads them: null and [] are none, raw line ends in texts are no fault.
+
+    NaN counts as equal to NaN.
+    """
     if not isinstance(arguments, str):
         return arguments or {}
     try:
-        return json.loads(arguments) if arguments.strip() else {}
+        return json.loads(arguments.strip() or "{}", strict=False, parse_constant=str) or {}
     except (ValueError, RecursionError):
         return arguments

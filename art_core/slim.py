@@ -15,7 +15,8 @@ from art_core.json_bytes import read_json, write_json
 from art_core.reply import events
 
 _BLANK_LINE = re.compile(rb"\r\n\r\n|\n\n|\r\r")
-_FINISH = re.compile(rb'"finish_reason"\s*:\s*"')
+_FINISH = re.compile(rb'"finish_reason"\s*:\s*"[^"]')
+"""Some servers send an empty one with every event."""
 
 
 def slim_body(body: Mapping[str, Any], asked: Mapping[str, Any]) -> bytes:
@@ -87,13 +88,18 @@ class SlimStream:
             return block
         try:
             return b"data: " + _without(read_json(_data(block)), self._unasked) + b"\n\n"
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, StopIteration):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return block
 
 
 def _data(block: bytes) -> bytes:
-    """The data of one event."""
+    """The data of one event.
+
+    Raises:
+        ValueError: there is none, or several, as behind blank lines of mixed line ends.
+    """
     data = block[6:-2]
     if block.startswith(b"data: ") and block.endswith(b"\n\n") and len(data.splitlines()) == 1:
         return data  # as servers send it; all else takes five times as long
-    return next(events(block))
+    (data,) = events(block)
+    return data

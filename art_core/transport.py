@@ -80,10 +80,10 @@ class SyncTee(httpx.BaseTransport):
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         exchange = _address(request, self._route())
-        inner = _CONNECTIONS.for_thread(request.url)
         if exchange is None:
-            return inner.handle_request(request)
+            return _CONNECTIONS.for_thread(request.url).handle_request(request)
         try:
+            inner = _CONNECTIONS.for_thread(request.url)
             response = inner.handle_request(request)
         except BaseException as error:
             exchange.finish(_name(error))
@@ -257,7 +257,7 @@ class _Exchange:
         self._chunks: list[bytes] = []
         self._slim: SlimStream | None = None
         self._reply: Reply | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a garbage collection inside may close the response
         self._finished = False
         self._started = time.time()
         self._place = scope.begin(self, origin.run_id)
@@ -287,9 +287,11 @@ class _Exchange:
             if self._finished:
                 return
             self._finished = True
-            for call in self._calls(error):
-                self._scope.add(call, self._place)
-            self._scope.end(self)
+            try:
+                for call in self._calls(error):
+                    self._scope.add(call, self._place)
+            finally:
+                self._scope.end(self)
 
     def _calls(self, error: str | None) -> list[ModelCall]:
         raw = b"".join(self._chunks)

@@ -123,7 +123,7 @@ def give_back_reasoning(sent: Messages, asked: Sequence[Any]) -> Messages:
 
 def _thought(said: AIMessage) -> dict[str, str]:
     kept = said.additional_kwargs
-    return {name: kept[name] for name in REASONING if name in kept}
+    return {name: text for name in REASONING if isinstance(text := kept.get(name), str)}
 
 
 def _calls_of(choices: Sequence[Any]) -> Iterator[Any]:

@@ -93,7 +93,7 @@ class TrajectoryCallbackHandler(BaseCallbackHandler):
         self._scope = scope
         self._asked: dict[UUID, _Asked] = {}
         self._tools_running: dict[UUID, ToolRun] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a garbage collection inside may end a stream, and a call
 
     def on_chain_start(
         self, serialized: Any, inputs: Any, *, metadata: dict[str, Any] | None = None, **_: Any

@@ -70,7 +70,7 @@ class ChatArt(DescribedChat, RebuiltChat):
             if (value := values.get(name)) is not None and not _is_own(value):
                 raise ConfigError(
                     f"ChatArt takes no {name}",
-                    got="(hidden)" if "key" in name else values[name],
+                    got="(hidden)" if "key" in name or "proxy" in name else values[name],
                     fix="It finds its model at each call: in the rollout, or by ART_BASE_URL, "
                     "ART_MODEL and ART_API_KEY. A model to use elsewhere goes into otherwise=.",
                 )
@@ -192,7 +192,7 @@ class ChatArt(DescribedChat, RebuiltChat):
         """Where this call goes; None: to `otherwise`."""
         route = find_route(self.role, metadata, run_id)
         if route is None:
-            note_stray_call()
+            note_stray_call(metadata)
             if self.otherwise is None:
                 raise lost_call(self.role, metadata)
         return route

@@ -31,6 +31,20 @@ from art_core.types import Message, Messages
 REASONING = ("reasoning_content", "reasoning")
 """The names under which servers send what a model thought."""
 
+_NOT_SENT = frozenset(
+    (
+        "tool_call",
+        "invalid_tool_call",
+        "tool_use",
+        "function_call",
+        "code_interpreter_call",
+        "reasoning",
+        "reasoning_content",
+        "thinking",
+    )
+)
+"""Blocks of an AI message that repeat its tool calls, or hold what another model thought."""
+
 
 def to_openai(messages: str | Message | BaseMessage | Sequence[Any]) -> Messages:
     """Messages in OpenAI's shape.
@@ -143,7 +157,8 @@ def _is_openai(message: Any) -> TypeGuard[Message]:
 
 
 def _openai_message(message: BaseMessage) -> Message:
-    shape: Message = {"role": _role(message), "content": message.content}
+    content = _sent_content(message)
+    shape: Message = {"role": _role(message), "content": content}
     if message.name:
         shape["name"] = message.name
     if isinstance(message, ToolMessage):
@@ -151,10 +166,18 @@ def _openai_message(message: BaseMessage) -> Message:
     if isinstance(message, AIMessage):
         calls = [_openai_call(c) for c in (*message.tool_calls, *message.invalid_tool_calls)]
         if calls:
-            shape |= {"tool_calls": calls, "content": message.content or None}
+            shape |= {"tool_calls": calls, "content": content or None}
         extras = message.additional_kwargs
-        shape |= {key: extras[key] for key in REASONING if key in extras}
+        shape |= {key: text for key in REASONING if isinstance(text := extras.get(key), str)}
     return shape
+
+
+def _sent_content(message: BaseMessage) -> str | list[Any]:
+    """The content less the blocks that ChatOpenAI does not send."""
+    content = message.content
+    if isinstance(content, str) or not isinstance(message, AIMessage):
+        return content
+    return [b for b in content if not (isinstance(b, dict) and b.get("type") in _NOT_SENT)]
 
 
 def _role(message: BaseMessage) -> str:

@@ -77,7 +77,7 @@ async def tell(
         is_chosen: False for a call that is to be context; None: all are chosen.
     """
     parents = handler.parents if handler is not None else {}
-    policies, hosted = _names(scope, token_data=True), _names(scope, token_data=False)
+    policies = _policies(scope)
 
     def labelled(call: ModelCall) -> ModelCall:
         parent = parents.get(call.origin.run_id or "")
@@ -85,7 +85,7 @@ async def tell(
             call = replace(call, origin=replace(call.origin, parent_run_id=parent))
         if call.left_out is not None or call.error is not None:
             return call
-        if _is_foreign(call, policies, hosted):
+        if _is_foreign(call, scope, policies):
             return replace(call, left_out="other model")
         return (
             call
@@ -112,16 +112,19 @@ def is_policys(call: ModelCall, scope: Scope) -> bool:
     """True if the policy itself was asked, whatever came of it."""
     if call.left_out == "other model":
         return False
-    return has_record(call) or bool(call.response) or call.model in _names(scope, token_data=True)
+    return has_record(call) or bool(call.response) or call.model in _policies(scope)
 
 
-def _is_foreign(call: ModelCall, policies: set[str], hosted: set[str]) -> bool:
+def _is_foreign(call: ModelCall, scope: Scope, policies: set[str]) -> bool:
+    """True if another model was asked: by a client of its own, or as one of the hosted roles.
+
+    Where the environment names the model, what went over our transport was its own.
+    """
     if call.sampled_ids is not None or has_record(call) or call.model in policies:
         return False
-    return not call.response or call.model in hosted
+    return not call.response or bool(scope.targets)
 
 
-def _names(scope: Scope, *, token_data: bool) -> set[str]:
-    """Names of the rollout's models that give token data, or of those that do not."""
-    targets = scope.targets.values()
-    return {split_step(t.model_name)[0] for t in targets if t.token_data == token_data}
+def _policies(scope: Scope) -> set[str]:
+    """Names of the rollout's models that give token data."""
+    return {split_step(t.model_name)[0] for t in scope.targets.values() if t.token_data}

@@ -33,6 +33,9 @@ from art_langgraph.sources import GraphSource, open_graph
 from art_langgraph.targets import ModelLike, targets_of
 from art_langgraph.told import note_lost_calls, told_of, warn_without_calls
 
+_TOLD = frozenset(("graph", "incomplete"))
+"""What a rollout itself tells in the trajectory's metadata."""
+
 
 async def rollout(
     graph: GraphSource,
@@ -83,7 +86,7 @@ async def rollout(
             was reached by then is returned with `ended="timeout"`.
         failure_reward: reward of a rollout that the policy brought to its end (recursion limit,
             context overflow, timeout, an exception raised on its output); None leaves it unset.
-        metadata: kept with the trajectory.
+        metadata: kept with the trajectory; "graph" and "incomplete" are taken, see below.
         evaluation: keep the sampling settings of the graph's nodes.
         rollout_id: see `open_scope`.
 
@@ -101,6 +104,8 @@ async def rollout(
     """
     if max_interrupts < 0:
         raise ConfigError("max_interrupts", got=max_interrupts, expected="0 or more")
+    if taken := _TOLD & (metadata or {}).keys():
+        raise ConfigError("metadata", got=sorted(taken), expected="names that rollout does not use")
     targets = targets_of(model, models, evaluation=evaluation)
     nodes = [train_nodes] if isinstance(train_nodes, str) else train_nodes
     source = named_graph(graph) if isinstance(graph, str) else graph

@@ -115,9 +115,11 @@ def lost_call(role: str | None, metadata: Mapping[str, Any]) -> CaptureError:
     what = "ChatArt has no model to call here"
     if role is not None:
         what += f" for role {role!r}"
-    if ROLLOUT_KEY in metadata and not open_scopes():
-        what += f"; its rollout {metadata[ROLLOUT_KEY]!r} has ended"
-    if open_scopes():
+    named = metadata.get(ROLLOUT_KEY)
+    if isinstance(named, str) and scope_by_id(named) is None:
+        what += f"; its rollout {named!r} has ended"
+        fix = "A thread goes on when its rollout is over, by a time limit say: nobody waits for it."
+    elif open_scopes():
         fix = (
             "A thread that LangGraph did not start has lost the rollout: start it with "
             "langchain_core.runnables.config.ContextThreadPoolExecutor, or give the call the "
@@ -131,9 +133,12 @@ def lost_call(role: str | None, metadata: Mapping[str, Any]) -> CaptureError:
     return CaptureError(what, fix=fix)
 
 
-def note_stray_call() -> None:
-    """Mark every rollout open in this process: one of them has lost a call."""
-    for scope in open_scopes():
+def note_stray_call(metadata: Mapping[str, Any]) -> None:
+    """Mark every rollout open in this process: one of them has lost a call.
+
+    Not if the call names its rollout: that one has ended or has no model, the others lost nothing.
+    """
+    for scope in () if ROLLOUT_KEY in metadata else open_scopes():
         scope.note("a ChatArt call in this process had lost its rollout; it may have been this one")
 
 

@@ -44,6 +44,7 @@ def profile_of(target: Target) -> ModelProfile | None:
     try:
         told = _profile(target.base_url, target.api_key, target.model_name)
     except _NotSaid:
+        _SILENT.note((_models(target.base_url), target.model_name))
         return None
     return cast(ModelProfile, dict(told))
 
@@ -84,7 +85,7 @@ class _NotSaid(Exception):
 @functools.lru_cache(maxsize=256)
 def _profile(base_url: str, api_key: str, model_name: str) -> dict[str, Any]:
     target = Target(base_url, api_key, model_name)
-    listed = _ask(target, "GET", base_url.rstrip("/") + "/models")
+    listed = _ask(target, "GET", _models(base_url))
     cards = listed.get("data") if isinstance(listed, Mapping) else None
     known = {c.get("id"): c for c in cards or () if isinstance(c, Mapping)}
     card = known.get(model_name)
@@ -108,6 +109,10 @@ def _known(told: Mapping[str, Any]) -> dict[str, Any]:
 def _ids(found: Any) -> list[int] | None:
     ids = found.get("tokens") if isinstance(found, Mapping) else None
     return ids if isinstance(ids, list) else None
+
+
+def _models(base_url: str) -> str:
+    return base_url.rstrip("/") + "/models"
 
 
 def _root(base_url: str) -> str:

@@ -45,11 +45,10 @@ def check_training_payload(payload: Mapping[str, Any], route: Route) -> None:
 
 
 def _warn_once(settings: Mapping[str, Any], route: Route) -> None:
-    """Say once in a process that these settings are not used."""
-    key = repr(sorted(settings.items()))
-    if not settings or key in _WARNED:
+    """Say once in a process and node that such settings are not used, whatever their values."""
+    mine, key = object(), (str(route.origin), *sorted(settings))
+    if not settings or _WARNED.setdefault(key, mine) is not mine:
         return
-    _WARNED.add(key)
     asked = ", ".join(f"{name}={value!r}" for name, value in settings.items())
     warnings.warn(
         f"{route.origin} asks for {asked}; training samples with the model's SamplingConfig "
@@ -60,4 +59,4 @@ def _warn_once(settings: Mapping[str, Any], route: Route) -> None:
     )
 
 
-_WARNED: set[str] = set()
+_WARNED: dict[tuple[str, ...], object] = {}

@@ -143,7 +143,7 @@ def _no_tokens(trajectory: Trajectory, calls: Sequence[ModelCall], where: str) -
         what = f"{where} keeps choices that no captured call gave"
         fix = "Keep the Choice objects of model.openai_client() as they came."
     else:
-        nodes = trajectory.metadata.get("nodes")
+        nodes = (trajectory.metadata.get("graph") or {}).get("nodes")
         ran = f"; nodes that ran: {nodes}" if nodes else ""
         what = f"{where} made no call to the model{ran}"
         fix = "Check that the graph's model is ChatArt() or model.openai_client()."

@@ -6,10 +6,11 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
-from art_core.calls import ModelCall
+from art_core.calls import ModelCall, Origin
 from art_core.capture import (
     ContextExecutor,
     Scope,
@@ -60,6 +61,29 @@ def test_a_replay_is_no_second_sample() -> None:
     assert [call.left_out for call in scope.calls] == [None, "cache replay"]
     assert len({call.key for call in scope.calls}) == 2
     assert scope.incomplete == []
+
+
+def test_a_run_that_two_handlers_tell_of_is_one_call() -> None:
+    told = replace(made("local-1"), origin=Origin(run_id="run"))
+    with open_scope() as outer, open_scope() as inner:
+        inner.add(told)
+        outer.add(told)
+    for scope in (outer, inner):
+        assert [(c.record_id, c.left_out) for c in scope.calls] == [("local-1", None)]
+
+
+def test_a_scope_around_knows_the_runs_that_were_sent_inside() -> None:
+    with open_scope() as outer, open_scope() as inner:
+        inner.begin(run_id="run")
+    assert outer.saw_run("run")
+    assert not outer.saw_run("another")
+
+
+def test_a_reason_is_noted_once() -> None:
+    with open_scope() as scope:
+        for _ in range(3):
+            scope.note("why")
+    assert scope.incomplete == ["why"]
 
 
 def test_what_a_scope_inside_records_the_one_around_has_too() -> None:

@@ -361,3 +361,12 @@ def test_no_response_is_an_error_call() -> None:
     (kept,) = read(b"", streamed=False, status=None, error="ConnectError: refused")
     assert kept.error == "ConnectError: refused"
     assert kept.finish_reason is None
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_p", "top_k", "min_p", "stop", "max_tokens"])
+@pytest.mark.parametrize("value", ["high", {"a": 1}, True])
+def test_a_setting_of_no_sense_is_the_servers_to_refuse(name: str, value: Any) -> None:
+    """The caller gets the server's 400, and the call is recorded with it."""
+    refused = json.dumps({"error": {"message": f"{name} is odd"}}).encode()
+    (kept,) = read(refused, streamed=False, status=400, **{name: value})
+    assert (kept.error, kept.left_out) == (f"HTTP 400: {name} is odd", "not answered")

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from art_core.calls import ModelCall, Sampling
 from art_core.join import join_records
@@ -138,6 +139,26 @@ def test_spelling_is_no_mismatch() -> None:
     parts = [{"role": "user", "content": [{"type": "text", "text": "q"}]}]
     client = seen(message=shown, request={"messages": parts})
     (call,) = joined([client], record(message=said)).calls
+    assert call.trainable
+
+
+@pytest.mark.parametrize(
+    ("written", "dumped"),
+    [
+        ("null", "{}"),
+        ("[]", "{}"),
+        ('{"a":  NaN}', '{"a": NaN}'),
+        ('{"a": "one\ntwo"}', '{"a": "one\\ntwo"}'),
+    ],
+)
+def test_arguments_as_langchain_reads_them_are_no_mismatch(written: str, dumped: str) -> None:
+    """Case 003, in a stock client: what its message holds is not what was sampled."""
+
+    def calling(arguments: str) -> dict[str, Any]:
+        function = {"name": "add", "arguments": arguments}
+        return {**SAID, "tool_calls": [{"id": "c", "type": "function", "function": function}]}
+
+    (call,) = joined([seen(message=calling(dumped))], record(message=calling(written))).calls
     assert call.trainable
 
 

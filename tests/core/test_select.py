@@ -141,7 +141,7 @@ def test_a_trajectory_without_trainable_tokens_names_the_nodes() -> None:
 
 
 def test_a_trajectory_without_calls_names_the_nodes_that_ran() -> None:
-    bare = Trajectory(reward=0.0, metadata={"nodes": ["plan", "act"]})
+    bare = Trajectory(reward=0.0, metadata={"graph": {"nodes": ["plan", "act"]}})
     with pytest.raises(NoTrainableTokens, match=r"made no call .* ran: \['plan', 'act'\]"):
         chosen(TrajectoryGroup([played(1), bare]))
     with pytest.raises(NoTrainableTokens, match=r"trajectory 1 of group 0 made no call to the m"):

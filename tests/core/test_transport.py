@@ -13,9 +13,10 @@ import openai
 import pytest
 
 from art_core.calls import ModelCall
-from art_core.capture import Target, open_scope
+from art_core.capture import Scope, Target, open_scope
 from art_core.config import SamplingConfig
 from art_core.route import Route, overridden, prepare_body, route_to
+from art_core.slim import SlimStream
 from art_core.transport import PLACEHOLDER_URL, async_client, sync_client
 from tests.stub_endpoint import (
     DONE,
@@ -299,6 +300,53 @@ def test_a_response_open_when_the_scope_ends_is_recorded() -> None:
         list(stream)
     (kept,) = scope.calls
     assert kept.error == "the rollout ended while this call was open"
+
+
+class _Closing(Scope):
+    """Closes a response while its call is being recorded, as a garbage collection may."""
+
+    response: Any = None
+
+    def add(self, call: ModelCall, place: int | None = None) -> None:
+        self.response.close()
+        super().add(call, place)
+
+
+def test_a_response_may_be_closed_while_its_call_is_recorded() -> None:
+    """A stream left in a reference cycle is closed by whatever runs when it is collected."""
+    with endpoint([Answer(events=[event("a", [3]), DONE])]) as stub:
+        scope = _Closing("r")
+        client = openai.OpenAI(
+            base_url=stub.base_url,
+            api_key="key",
+            http_client=sync_client(lambda: Route(stub.target(), scope)),
+        )
+        stream = client.chat.completions.create(model="agent", messages=HI, stream=True)
+        scope.response = stream.response
+        closing = threading.Thread(target=scope.close, daemon=True)
+        closing.start()
+        closing.join(10)
+    assert not closing.is_alive()
+    assert [c.error for c in scope.calls] == ["the rollout ended while this call was open"]
+
+
+def test_an_empty_finish_reason_in_every_event_holds_nothing_back() -> None:
+    """Some servers send one; the first letter must not wait for the last."""
+    slim = SlimStream({})
+    first = b"data: " + completion_event("a", [3], finish_reason="") + b"\n\n"
+    assert b'"content":"a"' in slim.feed(first)
+
+
+def test_blank_lines_of_mixed_line_ends_lose_the_client_nothing() -> None:
+    """Such a stream is one block until its end; the client gets all of it."""
+    raw = [completion_event("a", [3]), completion_event("b", [4], finish_reason="stop"), b"[DONE]"]
+    pieces = [b"data: " + body + b"\n\r\n" for body in raw]
+    with endpoint([Answer(events=pieces)]) as stub, open_scope() as scope:
+        parts = list(
+            client_to(stub).chat.completions.create(model="agent", messages=HI, stream=True)
+        )
+    assert "".join(p.choices[0].delta.content or "" for p in parts) == "ab"
+    assert ids(scope.calls[0]) == [3, 4]
 
 
 @pytest.mark.parametrize("line_end", [b"\n", b"\r\n"])

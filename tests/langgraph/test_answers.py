@@ -91,6 +91,15 @@ def test_reasoning_goes_back_so_that_a_template_can_show_it(name: str) -> None:
     }
 
 
+def test_what_another_provider_keeps_under_that_name_is_not_sent() -> None:
+    """OpenAI's Responses API leaves an object there; servers want a text."""
+    kept = {"reasoning": {"id": "rs_1", "summary": []}}
+    said = AIMessage("4", additional_kwargs=kept)
+    with recording([completion()]) as (stub, _):
+        ChatArt().invoke([HumanMessage("q"), said, HumanMessage("Sure?")])
+    assert stub.bodies[0]["messages"][1] == {"role": "assistant", "content": "4"}
+
+
 def test_a_hosted_provider_gets_no_field_that_it_does_not_know() -> None:
     said = AIMessage("4", additional_kwargs={"reasoning_content": "two and two"})
     with recording([completion()], token_data=False) as (stub, _):

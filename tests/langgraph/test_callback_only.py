@@ -71,10 +71,15 @@ def stock(model: art.TrainableModel[Any], **settings: Any) -> ChatOpenAI:
     )
 
 
+@pytest.mark.parametrize("version", ["v0", "v1"])
 @pytest.mark.parametrize("streaming", [False, True])
-async def test_its_calls_get_the_ids_that_the_server_kept(tmp_path: Path, streaming: bool) -> None:
+async def test_its_calls_get_the_ids_that_the_server_kept(
+    tmp_path: Path, streaming: bool, version: str
+) -> None:
+    """Whether LangChain shows its content as text, or as blocks that hold the calls too."""
     async with registered(tmp_path) as (model, _):
-        agent = create_agent(stock(model, streaming=streaming), [add])
+        llm = stock(model, streaming=streaming, output_version=version)
+        agent = create_agent(llm, [add])
         trajectory = await rollout(agent, ASK, model=model)
     first, second = trajectory.calls
     assert first.sampled_ids is not None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
+import openai
 import pytest
 from langchain.agents import create_agent
 from langchain_core.language_models import GenericFakeChatModel
@@ -12,7 +14,7 @@ from langchain_openai import ChatOpenAI
 from langgraph.graph import START, MessagesState, StateGraph
 
 from art_core.trajectories import Trajectory
-from art_langgraph import ChatArt, NoModelCalls, TrajectoryCallbackHandler, rollout
+from art_langgraph import ChatArt, NoModelCalls, TrajectoryCallbackHandler, capture, rollout
 from tests.stub_endpoint import call, completion, endpoint, recording, refusal, streamed
 
 ASK: Any = {"messages": [("user", "hi")]}
@@ -124,6 +126,35 @@ def test_a_call_that_both_paths_see_is_kept_once() -> None:
         with pytest.raises(Exception, match="no"):
             llm.invoke("hi", config=config)
     assert [c.trainable for c in scope.calls] == [True, True, False]
+
+
+async def test_two_handlers_tell_of_a_call_once() -> None:
+    """One of the user's own, in the graph's config, beside that of `rollout`."""
+    with endpoint([completion("a", [1])]) as stub, endpoint([completion("b", [2])]) as hosted:
+        other = stock(hosted)
+
+        def node(state: Any) -> Any:
+            return {"messages": [ChatArt().invoke("hi"), other.invoke("hi")]}
+
+        config: Any = {"callbacks": [TrajectoryCallbackHandler()]}
+        trajectory = await rollout(graph_of(node), ASK, model=stub.target(), config=config)
+    assert [c.message["content"] for c in trajectory.calls] == ["a", "b"]
+    assert [c.left_out for c in trajectory.calls] == [None, "other model"]
+
+
+@pytest.mark.parametrize("answer", [completion("a", [1]), refusal(400)])
+async def test_a_scope_inside_a_node_records_a_call_once(answer: Any) -> None:
+    """The rollout's handler hears of a call that went through the scope inside."""
+
+    async def node(state: Any) -> Any:
+        async with capture():
+            with suppress(openai.BadRequestError):
+                await ChatArt().ainvoke("hi")
+        return {}
+
+    with endpoint([answer]) as stub:
+        trajectory = await rollout(graph_of(node), ASK, model=stub.target())
+    assert len(trajectory.calls) == 1
 
 
 def test_a_stream_left_early_is_kept_once() -> None:

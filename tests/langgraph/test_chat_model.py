@@ -392,14 +392,15 @@ TRAINING: Any = {"sampling": SamplingConfig(), "trains": True}
 
 def test_a_cold_node_is_overridden_in_training_and_told_once() -> None:
     """temperature=0 would make every rollout of a group the same."""
-    llm = ChatArt(temperature=0.0, seed=20250101)
-    with recording([completion()] * 3, **TRAINING) as (stub, _):
+    llm = ChatArt(temperature=0.0, seed=20250101, role="cold")
+    with recording([completion()] * 4, **TRAINING) as (stub, _):
         with pytest.warns(SamplingOverridden) as told:
             llm.batch(["a", "b"])
         llm.invoke("c")
+        llm.invoke("d", seed=4)
     assert len(told) == 1
     assert "temperature=0.0" in str(told[0].message)
-    assert [body["temperature"] for body in stub.bodies] == [1.0] * 3
+    assert [body["temperature"] for body in stub.bodies] == [1.0] * 4
     assert all("seed" not in body for body in stub.bodies)
 
 

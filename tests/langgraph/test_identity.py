@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import operator
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, TypedDict
 
@@ -18,6 +19,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Send
 
 from art_core.capture import ContextExecutor
+from art_core.errors import CaptureError
 from art_core.trajectories import Trajectory
 from art_langgraph import ChatArt, TrajectoryCallbackHandler, capture, rollout
 from tests.stub_endpoint import Asked, call, completion, endpoint
@@ -180,6 +182,41 @@ async def test_a_bare_thread_makes_the_record_incomplete_and_says_so() -> None:
     assert "ContextThreadPoolExecutor" in trajectory.state["messages"][-1].content
     assert len(trajectory.metadata["incomplete"]) == 1
     assert not trajectory.completeness.is_whole
+
+
+async def test_a_thread_that_outlives_its_rollout_is_no_loss_of_the_others() -> None:
+    """A time limit ends a rollout, not the thread of its node; what that asks later is nobody's."""
+    over, asked = threading.Event(), threading.Event()
+    errors: list[Exception] = []
+
+    def late(state: Any) -> Any:
+        over.wait(30)
+        try:
+            ChatArt().invoke("q0")
+        except CaptureError as error:
+            errors.append(error)
+        asked.set()
+        return {}
+
+    async def steady(state: Any) -> Any:
+        said = await ChatArt().ainvoke("q1")
+        over.set()
+        await asyncio.to_thread(asked.wait, 30)
+        return {"messages": [said]}
+
+    def one(node: Any) -> Any:
+        graph: Any = StateGraph(MessagesState)
+        graph.add_node("node", node)
+        return graph.add_edge(START, "node")
+
+    nothing: Any = {"messages": []}
+    with endpoint(echo) as stub:
+        short = await rollout(one(late), nothing, model=stub.target(), timeout=0.05)
+        other = await rollout(one(steady), nothing, model=stub.target())
+    assert short.ended == "timeout"
+    assert sampled(other) == [[1]]
+    assert "incomplete" not in other.metadata
+    assert "has ended" in str(errors[0])
 
 
 async def test_async_nodes_that_take_no_config_are_recorded() -> None:

@@ -13,6 +13,7 @@ from langchain_core.messages import (
     ChatMessage,
     HumanMessage,
     SystemMessage,
+    ToolCall,
     ToolMessage,
 )
 from langchain_openai.chat_models.base import _convert_message_to_dict
@@ -66,6 +67,18 @@ def test_what_langchain_gets() -> None:
 )
 def test_openais_shape_is_that_of_chat_openai(message: BaseMessage) -> None:
     assert to_openai([message]) == [_convert_message_to_dict(message)]
+
+
+@pytest.mark.parametrize("kind", ["tool_call", "tool_use", "reasoning", "thinking"])
+def test_blocks_that_chat_openai_does_not_send_are_left_out(kind: str) -> None:
+    """LangChain's standard content, and Anthropic's, repeat the calls and hold thoughts."""
+    calls = [ToolCall(name="f", args={}, id="c")]
+    said = AIMessage([{"type": "text", "text": "t"}, {"type": kind, "id": "c"}], tool_calls=calls)
+    (shape,) = to_openai([said])
+    assert shape["content"] == [{"type": "text", "text": "t"}]
+    assert [c["id"] for c in shape["tool_calls"]] == ["c"]
+    (only,) = to_openai([AIMessage([{"type": kind, "id": "c"}], tool_calls=calls)])
+    assert only["content"] is None
 
 
 @pytest.mark.parametrize(

@@ -157,6 +157,16 @@ async def test_a_hook_that_fails_is_no_fault_of_the_policy(which: str, calls: in
 # --- models
 
 
+@pytest.mark.parametrize("name", ["graph", "incomplete"])
+async def test_metadata_that_the_rollout_writes_itself_is_refused_before_it_plays(
+    name: str,
+) -> None:
+    with endpoint([]) as stub:
+        with pytest.raises(ConfigError, match=f"metadata: got .'{name}'."):
+            await rollout(StateGraph(MessagesState), {}, model=stub.target(), metadata={name: "a"})
+    assert stub.requests == []
+
+
 async def test_a_hosted_model_plays_as_a_baseline() -> None:
     """Its calls are context; the conversation can be judged all the same."""
     with endpoint([completion("hi", None, prompt_ids=None)]) as hosted:
@@ -173,6 +183,26 @@ async def test_a_hosted_model_plays_as_a_baseline() -> None:
     assert dict(trajectory.completeness.left_out) == {"other model": 1}
     assert trajectory.completeness.is_whole
     assert [m["content"] for m in trajectory.messages()] == ["1+2?", "hi"]
+
+
+async def test_a_judge_with_a_client_of_its_own_is_another_model() -> None:
+    """An `art.Model` that a node asks by its OpenAI client: context, and no gap in the record."""
+    with endpoint([completion("a", [1])]) as stub, endpoint([completion("b", None)]) as hosted:
+        judge: art.Model[Any] = art.Model(
+            name="judge", project="p", inference_base_url=hosted.base_url, inference_api_key="k"
+        )
+
+        async def node(state: Any) -> Any:
+            said = await ChatArt().ainvoke("q")
+            asked: Any = [{"role": "user", "content": "good?"}]
+            client = judge.openai_client()
+            await client.chat.completions.create(model=judge.name, messages=asked)
+            return {"messages": [said]}
+
+        trajectory = await rollout(in_a_row(node=node), ASK, model=stub.target())
+    assert dict(trajectory.completeness.left_out) == {"other model": 1}
+    assert trajectory.completeness.is_whole
+    assert len(trajectory.additional_histories) == 0
 
 
 async def test_a_role_may_be_hosted_and_another_pinned() -> None:

@@ -251,6 +251,14 @@ def test_a_server_without_the_route_is_not_asked_again_and_again() -> None:
     assert len(stub.requests) == 1
 
 
+def test_a_server_that_tells_no_length_is_not_asked_again_and_again() -> None:
+    """An agent looks at the profile before each of its calls, and waits for the answer."""
+    listed = {"data": [{"id": "agent@3"}]}
+    with endpoint(lambda _: Answer(listed)) as stub, open_scope(None, {None: stub.target()}):
+        assert [ChatArt().profile for _ in range(5)] == [None] * 5
+    assert len(stub.requests) == 1
+
+
 def test_a_hosted_provider_is_not_asked_at_all() -> None:
     target = {"token_data": False}
     with endpoint([]) as stub, open_scope(None, {None: stub.target(**target)}):
