@@ -75,7 +75,8 @@ def run_rehearse(
 ) -> None:
     """Play your own agent with a scripted model: is everything in place to train it?
 
-    The agent's tools run for real, with made-up arguments: give it tools that may be tried.
+    Its tools run for real, with made-up arguments, and models that are no ChatArt are asked for
+    real: give it what may be tried.
     """
     began = time.monotonic()
     if stock and model is not None:
@@ -202,6 +203,8 @@ async def _practice(rehearsal: Rehearsal, graph: Any, wish: _Wish) -> Finding:
         why = "the policy was asked nothing"
     elif _is_hung(rehearsal):
         why = "a rollout hangs"
+    elif wish.stock and not any(asked.ours for play in rehearsal.plays for asked in play.asked):
+        why = "the stock clients go on asking the scripted model, which can't be trained"
     elif absent:
         why = f"it needs packages that are not installed ({', '.join(absent)})"
         fix = "pip install 'art-langgraph[train]', here or where you will train."

@@ -167,6 +167,9 @@ def test_stock_clients_can_ask_the_scripted_model_too(project: Path) -> None:
     assert all(call["trained_tokens"] > 0 for r in told["rollouts"] for call in r["calls"])
     (finding,) = [f for f in told["findings"] if f["check"] == "model calls"]
     assert "a stock client in model, joined by id" in finding["what"]
+    (finding,) = [f for f in told["findings"] if f["check"] == "checkpoint"]
+    assert finding["status"] == "skipped"
+    assert "stock clients go on asking the scripted model" in finding["what"]
 
 
 @pytest.mark.parametrize(
