@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from langchain.agents import create_agent
 from langchain_core.caches import InMemoryCache
 from langchain_core.globals import set_llm_cache
 from langchain_openai import ChatOpenAI
@@ -128,6 +129,21 @@ async def test_a_clock_in_the_prompt_is_only_told() -> None:
     (finding,) = of(found, "state")
     assert finding.status == "warn"
     assert "It is " in finding.what
+
+
+async def test_what_a_tool_changes_for_the_next_rollout_is_told() -> None:
+    done: set[str] = set()
+
+    def refund(order: str) -> str:
+        """Refund an order."""
+        again = order in done
+        done.add(order)
+        return "already refunded" if again else "refunded"
+
+    found = await findings(create_agent(ChatArt(), [refund]), LIMITED)
+    (finding,) = of(found, "state")
+    assert finding.status == "warn"
+    assert "'refunded' against 'already refunded'" in finding.what
 
 
 async def test_a_thread_id_in_a_scenario_is_of_no_use() -> None:
