@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
@@ -262,8 +263,7 @@ def _said(response: LLMResult | None) -> list[AIMessage]:
 
 def _where(serialized: Mapping[str, Any] | None) -> str:
     """A chat model's class, and its address where it tells one."""
-    given: Mapping[str, Any] = (serialized or {}).get("kwargs") or {}
-    address = next((str(given[name]) for name in _ADDRESSES if given.get(name)), None)
+    address = address_of(serialized)
     return _class(serialized) + (f" at {address}" if address else "")
 
 
@@ -276,4 +276,27 @@ def _text(value: object | None) -> str | None:
     return None if value is None else str(value)
 
 
-_ADDRESSES = ("openai_api_base", "base_url", "azure_endpoint", "anthropic_api_url", "endpoint_url")
+def address_of(serialized: Mapping[str, Any] | None) -> str | None:
+    """Where a chat model tells that it asks, without user, password and query; None: it tells not.
+
+    None is the provider's own address.
+    """
+    given: Mapping[str, Any] = (serialized or {}).get("kwargs") or {}
+    told = next((str(given[name]) for name in _ADDRESSES if given.get(name)), None)
+    if told is None:
+        return None
+    try:
+        parts = urlsplit(told)
+    except ValueError:  # it may be a secret in the wrong place
+        return "an address that is none"
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+_ADDRESSES = (
+    "openai_api_base",
+    "base_url",
+    "azure_endpoint",
+    "anthropic_api_url",
+    "endpoint",
+    "endpoint_url",
+)

@@ -46,14 +46,14 @@ def judge(error: BaseException, *, answered: bool) -> Verdict:
         answered: True if the policy had answered a call before. An exception without that is no
             answer to anything the policy said.
     """
-    chain = list(_chain(error))
-    if any(isinstance(e, GraphRecursionError) for e in chain):
+    causes = list(chain(error))
+    if any(isinstance(e, GraphRecursionError) for e in causes):
         return Verdict("recursion_limit", by_policy=True)
-    if any(_is_overflow(e) for e in chain):
+    if any(_is_overflow(e) for e in causes):
         return Verdict("context_overflow", by_policy=True)
-    if any(isinstance(e, asyncio.CancelledError | NodeCancelledError) for e in chain):
+    if any(isinstance(e, asyncio.CancelledError | NodeCancelledError) for e in causes):
         return Verdict("cancelled", by_policy=False)
-    if any(_is_infrastructure(e) for e in chain):
+    if any(_is_infrastructure(e) for e in causes):
         return Verdict("error", by_policy=False)
     return Verdict("error", by_policy=answered)
 
@@ -72,8 +72,8 @@ def _is_infrastructure(error: BaseException) -> bool:
     return any(f"{c.__module__}.{c.__qualname__}" in _NETWORK for c in type(error).__mro__)
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The exception and what it came from."""
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The exception, what it came from, and the parts of groups."""
     seen: set[int] = set()
     following: BaseException | None = error
     while following is not None and id(following) not in seen:
@@ -81,7 +81,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         yield following
         if isinstance(following, BaseExceptionGroup):
             for part in following.exceptions:
-                yield from _chain(part)
+                yield from chain(part)
         cause = following.__cause__
         suppressed = following.__suppress_context__
         following = cause if cause is not None or suppressed else following.__context__

@@ -29,11 +29,15 @@ _FORMS = (
     'folder, or "path/langgraph.json:id"'
 )
 _CONFIG = "langgraph.json"
-_LOADING = threading.Lock()
+_LOADING = threading.RLock()  # a module may name a graph while it is loaded itself
 
 
-def named_graph(text: str) -> Any:
+def named_graph(text: str, what: str = "graph") -> Any:
     """The object that `text` names.
+
+    Args:
+        text: see the forms above.
+        what: how errors call it.
 
     Raises:
         ConfigError: there is no such file, module, entry or name; it says what there is. Or the
@@ -44,17 +48,17 @@ def named_graph(text: str) -> Any:
     if path.suffix == ".json":
         return _entry(path, name, text)
     if path.suffix == ".py" or os.sep in place or "/" in place:
-        return _attribute(_module_of_file(path, text), name, text)
+        return _attribute(_module_of_file(path, text), name, text, what)
     if not name and Path(_CONFIG).is_file():
         return _entry(Path(_CONFIG), place, text)
     if not name:
         raise ConfigError(
-            "no graph is named by this text, and the working folder has no langgraph.json",
+            f"no {what} is named by this text, and the working folder has no langgraph.json",
             got=text,
             expected=_FORMS,
         )
     _search_first(Path.cwd())
-    return _attribute(_module(place, text), name, text)
+    return _attribute(_module(place, text), name, text, what)
 
 
 def _names_a_part(text: str) -> bool:
@@ -190,27 +194,29 @@ def _loaded(file: Path) -> ModuleType:
         sys.modules[name] = module  # dataclasses and pydantic look their module up
         try:
             spec.loader.exec_module(module)
-        except Exception as error:
-            del sys.modules[name]
-            raise _failed(str(file), error) from error
+        except BaseException as error:
+            del sys.modules[name]  # half of it, which the next one to ask would be given
+            if isinstance(error, Exception):
+                raise _failed(str(file), error) from error
+            raise
         return module
 
 
-def _attribute(module: ModuleType, name: str, text: str) -> Any:
+def _attribute(module: ModuleType, name: str, text: str, what: str = "graph") -> Any:
     """The object of that name in a module; its only graph if `name` is empty."""
-    has = _graphs_in(module)
+    has = _graphs_in(module) if what == "graph" else []
     if not name and len(has) == 1:
         name = has[0]
     found: Any = module
     for part in name.split("."):
         if not part or not hasattr(found, part):
             raise ConfigError(
-                f"module {module.__name__.partition('__')[0]!r} has no such graph"
+                f"module {module.__name__.partition('__')[0]!r} has no such {what}"
                 if name
-                else "this text does not say which graph of the module is meant",
+                else f"this text does not say which {what} of the module is meant",
                 got=text,
                 expected=f"one of {_listed(has or _public(module))}",
-                fix="Write the name of the graph after a colon.",
+                fix=f"Write the name of the {what} after a colon.",
             )
         found = getattr(found, part)
     return found

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
-from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,6 +24,7 @@ import typer
 from art_core.errors import ConfigError
 from art_langgraph.cli.console import draws_bars, say
 from art_langgraph.cli.library_noise import no_library_bars, no_library_warnings
+from art_langgraph.cli.train_extra import check_installed
 from art_langgraph.visible import visible
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from art_langgraph.quickstart.recipe import Recipe
 
 PROJECT = "quickstart"
-NEEDED = ("torch", "transformers", "peft", "starlette", "uvicorn", "pyarrow", "matplotlib")
-"""Of the extra "train": what can't be done without."""
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
 
@@ -79,7 +77,7 @@ def run_quickstart(
     recipe = Recipe(seed=seed, base_model=base_model, graph=graph.value)
     recipe = recipe.quick() if quick else recipe
     recipe = replace(recipe, max_steps=steps or recipe.max_steps)
-    _check_installed()
+    check_installed("training", "matplotlib")
     _check_folder(out)
     model, run = choose_run(recipe, path, quick=quick, fresh=fresh)
     journal = Journal(model, recipe)
@@ -151,15 +149,6 @@ def _fetch(base_model: str) -> float:
     resolve_base_model(base_model, progress=lambda line: say((visible(line), "dim")))
     no_library_bars()
     return time.monotonic() - began
-
-
-def _check_installed() -> None:
-    missing = [name for name in NEEDED if find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"training needs packages that are not installed ({', '.join(missing)})",
-            fix="Run: pip install 'art-langgraph[train]'",
-        )
 
 
 def _check_folder(out: Path) -> None:

@@ -18,7 +18,6 @@ from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeAlias, TypeVar
 
@@ -26,6 +25,7 @@ import typer
 
 from art_core.errors import CaptureError, ConfigError
 from art_langgraph.cli.library_noise import no_library_bars, no_library_warnings
+from art_langgraph.cli.train_extra import check_installed, missing
 from art_langgraph.visible import visible
 
 if TYPE_CHECKING:
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 _P = ParamSpec("_P")
 T = TypeVar("T")
-TRAINING = ("torch", "transformers", "peft", "tokenizers", "pyarrow")
-"""Of the extra "train": what a training step needs."""
 _STOPPING = b"\nStopping. Ctrl-C again leaves at once.\n"
 SECONDS, SECONDS_WITH_MODEL = 20.0, 180.0
 """What a rollout may take where nobody says so."""
@@ -77,7 +75,8 @@ def run_rehearse(
 ) -> None:
     """Play your own agent with a scripted model: is everything in place to train it?
 
-    The agent's tools run for real, with made-up arguments: give it tools that may be tried.
+    Its tools run for real, with made-up arguments, and models that are no ChatArt are asked for
+    real: give it what may be tried.
     """
     began = time.monotonic()
     if stock and model is not None:
@@ -122,7 +121,9 @@ def _rehearse(wish: _Wish) -> Outcome:
         return _guarded(run, _with_model(wish.model, work), _STOPPING)
     with ScriptedStage() as stage:
         if wish.stock:
-            os.environ |= {"OPENAI_BASE_URL": stage.base_url, "OPENAI_API_KEY": "local"}
+            # LangChain reads the first; OpenAI's own client the second, where that is unset.
+            addresses = dict.fromkeys(("OPENAI_API_BASE", "OPENAI_BASE_URL"), stage.base_url)
+            os.environ |= addresses | {"OPENAI_API_KEY": "local"}
         work = _prepared(wish, scenarios)
         opening = stage.open if wish.stock else None
         return _guarded(run, _with_stage(stage, work, opening), _STOPPING)
@@ -168,7 +169,7 @@ async def _with_stage(
 
 async def _with_model(name: str, work: Work) -> Outcome:
     """Play with a real model behind a `LocalBackend`, in a run folder that is thrown away."""
-    _check_installed(f"--model {name}")
+    check_installed(f"--model {name}")
     no_library_bars()
     import art_core as art
     from art_core.nn.base_model import resolve_base_model
@@ -194,7 +195,7 @@ async def _practice(rehearsal: Rehearsal, graph: Any, wish: _Wish) -> Finding:
     """A training step, where it can be tried."""
     from art_langgraph.rehearsal.finding import Finding
 
-    missing = [name for name in TRAINING if find_spec(name) is None]
+    absent = missing()
     why, fix = "", ""
     if not wish.train:
         why = "--no-train"
@@ -202,8 +203,10 @@ async def _practice(rehearsal: Rehearsal, graph: Any, wish: _Wish) -> Finding:
         why = "the policy was asked nothing"
     elif _is_hung(rehearsal):
         why = "a rollout hangs"
-    elif missing:
-        why = f"it needs packages that are not installed ({', '.join(missing)})"
+    elif wish.stock and not any(asked.ours for play in rehearsal.plays for asked in play.asked):
+        why = "the stock clients go on asking the scripted model, which can't be trained"
+    elif absent:
+        why = f"it needs packages that are not installed ({', '.join(absent)})"
         fix = "pip install 'art-langgraph[train]', here or where you will train."
     if why:
         return Finding("checkpoint", "skipped", f"no training step was tried: {why}", fix)
@@ -251,6 +254,8 @@ def _bar(total: int) -> Iterator[Callable[[Play], None]]:
 
 def _theirs(find: Callable[[str], T], name: str) -> T:
     """What `find` gives; a fault of the user's module is shown as Python shows it."""
+    from art_langgraph.rehearsal.blame import is_theirs
+
     try:
         return find(name)
     except SystemExit as error:
@@ -262,7 +267,7 @@ def _theirs(find: Callable[[str], T], name: str) -> T:
         ) from error
     except ConfigError as error:
         cause = error.__cause__
-        if cause is None:
+        if cause is None or not is_theirs(cause):  # such as a module that is not there
             raise
         _show_traceback(cause)
         raise ConfigError(error.what, fix=_import_fix(cause)) from cause
@@ -280,6 +285,8 @@ def _import_fix(cause: BaseException) -> str:
             "A stock client wants a key. Put ChatArt() in its place (in create_agent: in the place "
             'of the "provider:model" string), or let it ask the scripted model too: --stock.'
         )
+    if "attempted relative import" in str(cause):
+        return 'Name it as a module, from the folder above its package: "package.module:graph".'
     return "It is your module's own code that raised it."
 
 
@@ -307,7 +314,7 @@ def _function(name: str) -> Callable[..., Any]:
     """The reward function of that name."""
     from art_langgraph.graph_names import named_graph
 
-    found = named_graph(name)
+    found = named_graph(name, "function")
     if not callable(found):
         raise ConfigError(
             "the reward is no function", got=found, expected="a function of the trajectory"
@@ -327,15 +334,6 @@ def _users_output_on_stderr() -> Iterator[None]:
     finally:
         os.dup2(kept, 1)
         os.close(kept)
-
-
-def _check_installed(what: str) -> None:
-    missing = [name for name in TRAINING if find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"{what} needs packages that are not installed ({', '.join(missing)})",
-            fix="Run: pip install 'art-langgraph[train]'",
-        )
 
 
 def _is_hung(rehearsal: Rehearsal) -> bool:

@@ -30,7 +30,6 @@ NO_TOOL = "no_such_tool"
 _ROLLOUT = re.compile(r"rehearsal/(?P<number>\d+)/(?P<manner>[a-z]+)/")
 _ECHO = 240
 """Characters of what tools said that an answer repeats."""
-_ROLES_KEPT = 4096
 
 
 @dataclass

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import sysconfig
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 
 import art_core
 import art_langgraph
+from art_langgraph.faults import chain
 
 _OURS = tuple(str(Path(p.__path__[0]).resolve()) for p in (art_core, art_langgraph))
 _PYTHONS = (str(Path(sysconfig.get_path("stdlib")).resolve()), "<frozen ")
@@ -68,13 +68,3 @@ def _is_theirs(filename: str) -> bool:
     if filename.startswith(_PYTHONS) or "site-packages" in filename:
         return False
     return not str(Path(filename).resolve()).startswith((*_OURS, *_PYTHONS))
-
-
-def chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The exception and what it came from."""
-    seen: set[int] = set()
-    following = error
-    while following is not None and id(following) not in seen:
-        seen.add(id(following))
-        yield following
-        following = following.__cause__ or following.__context__

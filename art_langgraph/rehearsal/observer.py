@@ -14,6 +14,8 @@ from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
 
+from art_langgraph.callbacks import address_of
+
 _SETTINGS = (
     "temperature",
     "top_p",
@@ -25,7 +27,6 @@ _SETTINGS = (
     "frequency_penalty",
     "logit_bias",
 )
-_ADDRESSES = ("base_url", "openai_api_base", "azure_endpoint", "anthropic_api_url", "endpoint")
 
 
 @dataclass(frozen=True)
@@ -90,14 +91,13 @@ class Observer(BaseCallbackHandler):
         told = serialized or {}
         given: Mapping[str, Any] = told.get("kwargs") or {}
         kind = str((told.get("id") or [params.get("_type") or "a chat model"])[-1])
-        base_url = next((given[name] for name in _ADDRESSES if given.get(name)), None)
         asked = Asked(
             node=metadata.get("langgraph_node"),
             kind=kind,
             ours=metadata.get("ls_provider") == "art",
             role=given.get("role"),
             model=params.get("model") or params.get("model_name") or metadata.get("ls_model_name"),
-            base_url=None if base_url is None else str(base_url),
+            base_url=address_of(serialized),
             settings={n: params[n] for n in _SETTINGS if params.get(n) is not None},
             cached=bool(given.get("cache")),
         )

@@ -108,3 +108,8 @@ class Rehearsal:
     def group(self, scenario: int) -> list[Play]:
         """The rollouts of a scenario."""
         return [play for play in self.plays if play.scenario == scenario]
+
+
+def stock_nodes(play: Play) -> set[str | None]:
+    """Nodes whose calls to the policy came by a client of OpenAI's own, and were joined by id."""
+    return {c.origin.node for c in play.policy_calls if not c.response and c.error is None}

@@ -10,11 +10,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, NotRequired, get_origin, get_type_hints
 
 from langchain_core.runnables import Runnable
 from pydantic import TypeAdapter
 from pydantic.errors import PydanticUserError
+from pydantic_core import SchemaError
 
 from art_core.errors import ConfigError
 from art_langgraph.rehearsal.schema_values import value_of
@@ -83,15 +84,21 @@ def made_up_scenario(graph: Runnable[Any, Any]) -> Scenario:
 def _input_schema(graph: Runnable[Any, Any]) -> dict[str, Any]:
     """The schema of what goes in; part by part where pydantic can't describe the whole.
 
-    (On Python 3.11 it refuses `typing.TypedDict`; on any it refuses types that JSON has not.)
+    (On Python 3.11 it refuses `typing.TypedDict`; on any it refuses types that JSON has not.
+    What a runnable without types raises is a TypeError, a remote graph a SchemaError.)
     """
     try:
         return graph.get_input_jsonschema()
-    except (PydanticUserError, NameError):
+    except (PydanticUserError, NameError, TypeError, SchemaError):
         builder = getattr(graph, "builder", None)
-        hints = get_type_hints(getattr(builder, "input_schema", object))
-    properties = {name: _part_schema(hint) for name, hint in hints.items()}
-    return {"properties": {name: part for name, part in properties.items() if part is not None}}
+        told = getattr(builder, "input_schema", object)
+    hints = get_type_hints(told, include_extras=True)
+    parts = {name: _part_schema(hint) for name, hint in hints.items()}
+    known = {name: part for name, part in parts.items() if part is not None}
+    # Of annotations that are text, typing itself does not see what is not required.
+    required: frozenset[str] = getattr(told, "__required_keys__", frozenset())
+    wanted = [n for n in known if n in required and get_origin(hints[n]) is not NotRequired]
+    return {"properties": known, "required": wanted}
 
 
 def _part_schema(hint: Any) -> dict[str, Any] | None:

@@ -7,6 +7,7 @@ Patterns and cross-field rules are not solved.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,7 +21,10 @@ _FORMATS = {
     "email": "ann@example.com",
     "uri": "https://example.com/",
     "uuid": "00000000-0000-4000-8000-000000000000",
+    "uuid4": "00000000-0000-4000-8000-000000000000",
+    "duration": "PT1H",
     "ipv4": "192.0.2.1",
+    "ipv6": "2001:db8::1",
 }
 _NAMED = {
     "url|uri|link|href": _FORMATS["uri"],
@@ -113,14 +117,15 @@ class _Maker:
         return [self.make(items if items else {}, name, depth - 1) for _ in range(count)]
 
     def _number(self, schema: Mapping[str, Any], kind: str) -> float | int:
-        low = schema.get("minimum", schema.get("exclusiveMinimum", -float("inf")))
-        low += 1 if "exclusiveMinimum" in schema else 0
-        high = schema.get("maximum", schema.get("exclusiveMaximum", float("inf")))
-        high -= 1 if "exclusiveMaximum" in schema else 0
+        whole = kind == "integer"
+        low, high = _bounds(schema, 1 if whole else None)
         said = [float(w) for w in self._words if re.fullmatch(r"\d{1,9}", w)]
-        fitting = [n for n in said if low <= n <= high]
+        step = schema.get("multipleOf")
+        fitting = [n for n in said if low <= n <= high and not (step and n % step)]
         value = fitting[self._turn % len(fitting)] if fitting else min(max(1.0, low), high)
-        return int(value) if kind == "integer" else value
+        if step and not fitting:
+            value = math.ceil(value / step) * step
+        return int(value) if whole else value
 
     def _string(self, schema: Mapping[str, Any], name: str) -> str:
         if examples := schema.get("examples"):
@@ -176,3 +181,20 @@ def _merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if properties:
             merged |= {"properties": properties, "required": required}
     return merged
+
+
+def _bounds(schema: Mapping[str, Any], step: int | None) -> tuple[float, float]:
+    """The least and the greatest number that fit.
+
+    Args:
+        step: how far apart numbers are; None for fractions, which keep off an open end.
+    """
+    low, high = schema.get("minimum", -math.inf), schema.get("maximum", math.inf)
+    over, under = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
+    room = min(high if under is None else under, high) - max(low if over is None else over, low)
+    inside = step if step is not None else min(1.0, room / 2)
+    if over is not None:
+        low = max(low, over + inside)
+    if under is not None:
+        high = min(high, under - inside)
+    return low, high

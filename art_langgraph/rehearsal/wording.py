@@ -6,7 +6,6 @@ In: plays, names, counts. Out: text.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from urllib.parse import urlsplit
 
 from art_core.calls import Origin
 from art_langgraph.rehearsal.observer import Asked
@@ -52,7 +51,7 @@ def asker(origin: Origin) -> str:
 
 def described(asked: Asked) -> str:
     """ "ChatOpenAI gpt-4o at api.openai.com"."""
-    where = f" at {_host(asked.base_url)}" if asked.base_url else ""
+    where = f" at {asked.base_url}" if asked.base_url else ""
     return " ".join(filter(None, [asked.kind, asked.model])) + where
 
 
@@ -63,12 +62,3 @@ def shortened(text: str, length: int = 80) -> str:
         return line
     head = length * 2 // 3
     return f"{line[:head]} ... {line[-(length - head - 5) :]}"
-
-
-def _host(url: str) -> str:
-    """The address without what may be a secret in it."""
-    try:
-        parts = urlsplit(url)
-        return f"{parts.scheme}://{parts.hostname}" + (f":{parts.port}" if parts.port else "")
-    except ValueError:
-        return url

@@ -16,9 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("starlette", reason="art-langgraph[train] is not installed")
-
 from langchain.agents import create_agent
 from langchain_core.caches import InMemoryCache
 from langchain_openai import ChatOpenAI

@@ -11,9 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("starlette", reason="art-langgraph[train] is not installed")
-
 from langchain.agents import create_agent
 from langchain_openai import ChatOpenAI
 

@@ -16,8 +16,6 @@ import numpy as np
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 
-pytest.importorskip("starlette", reason="art-langgraph[train] is not installed")
-
 import art_core as art
 from art_core.calls import ModelCall
 from art_core.capture import Target

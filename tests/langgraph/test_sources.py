@@ -188,3 +188,19 @@ async def test_factories_of_every_kind_are_called() -> None:
         await nodes_of(two)
     with pytest.raises(ConfigError, match=r"can't be played.*got 3"):
         await nodes_of(lambda: 3)
+
+
+async def test_a_module_may_name_its_own_graph_while_it_is_loaded(project: Path) -> None:
+    head = "from art_langgraph.graph_names import named_graph"
+    written(project / "own.py", head)
+    (project / "own.py").write_text(
+        (project / "own.py").read_text() + "\nfound = named_graph('own.py:graph')\n"
+    )
+    assert await nodes_of("own.py:found") == {"plain"}
+
+
+async def test_a_module_that_ends_the_program_is_not_kept_half(project: Path) -> None:
+    (project / "ends.py").write_text("import sys\nsys.exit('usage')\n")
+    for _ in range(2):
+        with pytest.raises(SystemExit):
+            await nodes_of("ends.py:graph")

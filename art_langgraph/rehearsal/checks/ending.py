@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from art_core.errors import CaptureError
-from art_langgraph.rehearsal.blame import chain, named, place_of
+from art_langgraph.faults import chain
+from art_langgraph.rehearsal.blame import named, place_of
 from art_langgraph.rehearsal.finding import Finding
 from art_langgraph.rehearsal.played import Play, Rehearsal
 from art_langgraph.rehearsal.wording import counted, listed, manners, shortened
@@ -24,7 +25,7 @@ def check_ending(rehearsal: Rehearsal) -> Iterator[Finding]:
     for group in _by_cause(raised):
         yield Finding(
             "ending",
-            "fail" if len(group) == len(plays) else "warn",
+            "fail" if len(raised) + len(broken) == len(plays) else "warn",
             _told(group, len(plays)),
             "It counts as the policy's doing and trains with failure_reward (0). If a real model "
             "must not be able to cause it, catch it in the node and let the graph go on.",
@@ -33,7 +34,7 @@ def check_ending(rehearsal: Rehearsal) -> Iterator[Finding]:
     if overflown:
         yield Finding(
             "ending",
-            "warn",
+            "fail" if len(overflown) == len(plays) else "warn",
             f"the context overflowed in {_these(overflown, len(plays))}",
             "Choose a base model with a longer context, or trim the history.",
         )
@@ -60,7 +61,8 @@ def check_limits(rehearsal: Rehearsal) -> Iterator[Finding]:
         )
     endless = [p for p in plays if p.trajectory.ended == "recursion_limit"]
     willing = [p for p in endless if p.manner != "stubborn"]
-    if rehearsal.capped is not None and endless:
+    by_itself = any(p.manner == "brief" for p in endless)  # nothing it said can have asked for it
+    if rehearsal.capped is not None and endless and not by_itself:
         yield Finding(
             "limits",
             "warn",
@@ -93,10 +95,11 @@ def check_interrupts(rehearsal: Rehearsal) -> Iterator[Finding]:
         for p in stopped
         for i in p.graph.get("interrupts") or ()
     )
+    where = f"interrupt(): {listed(values)}" if values else "a node where it was compiled to stop"
     yield Finding(
         "interrupts",
         "warn",
-        f"{_these(stopped, len(rehearsal.plays))} stopped at interrupt(): {listed(values)}",
+        f"{_these(stopped, len(rehearsal.plays))} stopped at {where}",
         "In training nobody is there to answer: give rollout an answer (on_interrupt=), or a graph "
         "without the interrupt. What was called until then trains.",
     )

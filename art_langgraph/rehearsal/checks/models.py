@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from art_langgraph.rehearsal.finding import Finding
-from art_langgraph.rehearsal.played import Rehearsal
+from art_langgraph.rehearsal.played import Rehearsal, stock_nodes
 from art_langgraph.rehearsal.wording import asker, described, listed, place, plural
 
 
@@ -14,7 +14,7 @@ def check_models(rehearsal: Rehearsal) -> Iterator[Finding]:
     """The policy's calls by node; what other models are asked."""
     plays = rehearsal.plays
     by_node = Counter(asker(call.origin) for play in plays for call in play.policy_calls)
-    stock = {call.origin.node for play in plays for call in play.policy_calls if not call.response}
+    stock = {node for play in plays for node in stock_nodes(play)}
     others: Counter[str] = Counter()
     for play in plays:
         foreign = (a for a in play.asked if not a.ours and a.node not in stock)

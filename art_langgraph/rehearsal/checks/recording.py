@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from art_core.calls import ModelCall
 from art_core.transport import CALLER_LEFT
@@ -11,6 +11,11 @@ from art_langgraph.rehearsal.checks.ending import lost
 from art_langgraph.rehearsal.finding import Finding
 from art_langgraph.rehearsal.played import Rehearsal
 from art_langgraph.rehearsal.wording import listed, place, plural, shortened
+
+_THREADS = (
+    "Start the thread with langchain_core.runnables.config.ContextThreadPoolExecutor, or give the "
+    "call the node's config: llm.invoke(messages, config=config)."
+)
 
 
 def check_recording(rehearsal: Rehearsal) -> Iterator[Finding]:
@@ -25,8 +30,7 @@ def check_recording(rehearsal: Rehearsal) -> Iterator[Finding]:
             "recording",
             "fail",
             f"a call lost its rollout{where}: it was made in a thread that LangGraph did not start",
-            "Start the thread with langchain_core.runnables.config.ContextThreadPoolExecutor, or "
-            "give the call the node's config: llm.invoke(messages, config=config).",
+            _THREADS,
         )
     rest = [reason for reason in noted if reason not in away]
     if rest:
@@ -34,12 +38,19 @@ def check_recording(rehearsal: Rehearsal) -> Iterator[Finding]:
             "recording",
             "fail" if any("/responses" in reason for reason in rest) else "warn",
             f"the record is not whole: {listed(shortened(r, 160) for r in rest)}",
-            "Only chat completions are recorded: leave use_responses_api off."
-            if any("is recorded" in reason for reason in rest)
-            else "Await what the graph starts before it ends.",
+            _mending(rest),
         )
     if not (stray or away or rest) and any(play.calls for play in rehearsal.plays):
         yield Finding("recording", "pass", "every call is recorded in its rollout")
+
+
+def _mending(reasons: Sequence[str]) -> str:
+    """What to do where a record is not whole."""
+    if any("is recorded" in reason for reason in reasons):
+        return "Only chat completions are recorded: leave use_responses_api off."
+    if any("no callback saw" in reason for reason in reasons):
+        return _THREADS
+    return "Await what the graph starts before it ends."
 
 
 def check_tokens(rehearsal: Rehearsal) -> Iterator[Finding]:
@@ -58,6 +69,13 @@ def check_tokens(rehearsal: Rehearsal) -> Iterator[Finding]:
             "fail",
             f"{plural(len(mine), 'call')} of {node} can't be trained: {listed(why)}",
             "Mend what the endpoint refuses; other calls of the rollout train all the same.",
+        )
+    if not bare and not tokens:
+        yield Finding(
+            "tokens",
+            "fail",
+            f"no answer came to its end in {plural(len(calls), 'call')}: nothing can be trained",
+            "Read streams to their end.",
         )
     if tokens:
         yield Finding(

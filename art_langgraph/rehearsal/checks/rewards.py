@@ -26,10 +26,18 @@ def check_rewards(rehearsal: Rehearsal) -> Iterator[Finding]:
         yield _fault(wrong, len(rehearsal.plays))
     groups = [rehearsal.group(i) for i in range(len(rehearsal.scenarios))]
     rewards = [[r for play in group if (r := reward(play)) is not None] for group in groups]
-    flat = [r for r in rewards if len(r) < 2 or are_equal(r)]
     everything = [r for group in rewards for r in group]
     if not everything:
         return
+    if max(map(len, groups)) < 2:
+        yield Finding(
+            "rewards",
+            "skipped",
+            f"a group of one has no other reward to differ from ({_values(everything)})",
+            "Play more rollouts of each scenario: --group 5.",
+        )
+        return
+    flat = [r for r in rewards if len(r) < 2 or are_equal(r)]
     span = f"from {min(everything):g} to {max(everything):g}"
     if not flat:
         yield Finding(

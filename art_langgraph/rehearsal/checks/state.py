@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from art_langgraph.rehearsal.actor import mark_of
 from art_langgraph.rehearsal.finding import Finding
@@ -37,8 +38,20 @@ def check_state(rehearsal: Rehearsal) -> Iterator[Finding]:
                 "A clock or a random example in the prompt is harmless but for speed; state that "
                 "grows from rollout to rollout is not.",
             )
-        elif any(_begun(group) for group in groups):
+        elif (
+            told := next((text for g in groups if (text := _told_otherwise(g))), None)
+        ) is not None:
+            yield Finding(
+                "state",
+                "warn",
+                f"a tool answered the same first calls of two rollouts otherwise: {told}",
+                "A clock or chance is harmless; what a tool changed for whoever comes next is not: "
+                "give each rollout a fresh one (a factory of the graph, or rollout(..., set_up=)).",
+            )
+        elif rehearsal.scripted and len([p for p in rehearsal.plays if p.policy_calls]) > 1:
             yield Finding("state", "pass", "no rollout read what another one left")
+        elif any(len(_begun(group)) > 1 for group in groups):  # what it says has no mark
+            yield Finding("state", "pass", "the rollouts of a scenario begin with the same prompt")
     yield from _threads(rehearsal)
 
 
@@ -69,6 +82,28 @@ def _leaks(plays: Sequence[Play]) -> Iterator[str | None]:
             text = json.dumps(call.messages, ensure_ascii=False)
             if "mark-" in text and any(m in text for m, of in marks.items() if of is not play):
                 yield call.origin.node
+
+
+def _told_otherwise(group: Sequence[Play]) -> str | None:
+    """What a tool said in two rollouts that had gone the same way until then; None: the same."""
+    first, *others = [_longest(play) for play in group if play.policy_calls] or [[]]
+    for other in others:
+        for one, two in zip(first, other, strict=False):
+            if one.get("role") == two.get("role") == "tool" and _said(one) != _said(two):
+                return f"{shortened(str(_said(one)))!r} against {shortened(str(_said(two)))!r}"
+            if _said(one) != _said(two):
+                break
+    return None
+
+
+def _longest(play: Play) -> list[dict[str, Any]]:
+    return max((call.messages for call in play.policy_calls), key=len)
+
+
+def _said(message: Mapping[str, Any]) -> Any:
+    """Of a turn with tool calls these, else its content."""
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    return [(c["name"], c["arguments"]) for c in calls] or message.get("content")
 
 
 def _begun(group: Sequence[Play]) -> list[str]:

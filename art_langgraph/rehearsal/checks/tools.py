@@ -25,7 +25,16 @@ def check_tools(rehearsal: Rehearsal) -> Iterator[Finding]:
     told = f"{plural(len(offered), 'tool')} offered, {plural(sum(called.values()), 'call')} parsed"
     unparsed = f", {broken} that could not be" if broken else ""
     strange = f", {foreign} of tools that are not there" if foreign else ""
-    yield Finding("tools", "pass", f"{told}{unparsed}{strange}")
+    unread = bool(broken) and not called
+    yield Finding(
+        "tools",
+        "warn" if unread else "pass",
+        f"{told}{unparsed}{strange}",
+        "No call could be read, so no tool can earn anything: raise max_tokens if answers are cut, "
+        "show an example of a call in the prompt, or choose a stronger base model."
+        if unread
+        else "",
+    )
     never = [name for name in offered if not called[name]]
     if never and rehearsal.scripted:
         yield Finding(

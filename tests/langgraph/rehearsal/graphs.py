@@ -112,9 +112,9 @@ def foreign(url: str) -> Any:
     return one_node(said(ChatOpenAI(model="gpt-4o", api_key=key, base_url=url, max_retries=0)))
 
 
-def in_bare_thread() -> Any:
+def in_bare_thread(llm: Any = None) -> Any:
     """The call is made in a thread that LangGraph did not start."""
-    llm = ChatArt()
+    llm = llm or ChatArt()
 
     def node(state: MessagesState) -> dict[str, Any]:
         with ThreadPoolExecutor(1) as pool:
@@ -264,3 +264,27 @@ def rewriting() -> Any:
 def silent() -> Any:
     """Asks nobody."""
     return one_node(lambda state: {"messages": ["Hi yourself"]})
+
+
+def cached_lookup() -> Any:
+    """LangGraph keeps what a look-up found; the model is asked each time."""
+    from langgraph.cache.memory import InMemoryCache
+
+    graph = StateGraph(MessagesState)
+    graph.add_node("look", lambda state: {"messages": ["It is known."]}, cache_policy=CachePolicy())
+    graph.add_node("think", said(ChatArt()))
+    graph.add_edge(START, "look")
+    graph.add_edge("look", "think")
+    return graph.compile(cache=InMemoryCache())
+
+
+def failing_either_way() -> Any:
+    """Raises for an answer that calls a tool, and for one that does not."""
+    llm = ChatArt().bind_tools([order_status])
+
+    def node(state: MessagesState) -> dict[str, Any]:
+        if getattr(llm.invoke(state["messages"]), "tool_calls", None):
+            raise KeyError("tools")
+        raise LookupError("no tools")
+
+    return one_node(node)

@@ -5,15 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from langchain.agents import create_agent
 from langchain_core.caches import InMemoryCache
 from langchain_core.globals import set_llm_cache
+from langchain_openai import ChatOpenAI
+from langgraph.checkpoint.memory import InMemorySaver
+from pydantic import SecretStr
 
+from art_core.errors import CaptureError
 from art_core.trajectories import Trajectory
-from art_langgraph import ChatArt
+from art_langgraph import ChatArt, LostCalls
 from art_langgraph.rehearsal.actor import MANNERS
 from art_langgraph.rehearsal.checks import check
+from art_langgraph.rehearsal.checks.ending import lost
 from art_langgraph.rehearsal.perform import Player, perform
 from art_langgraph.rehearsal.scenarios import Scenario
+from art_langgraph.rehearsal.stage import ScriptedStage
 from tests.langgraph.rehearsal import graphs
 from tests.langgraph.rehearsal.theater import (
     HELLO,
@@ -25,6 +32,7 @@ from tests.langgraph.rehearsal.theater import (
 )
 from tests.stub_endpoint import completion, endpoint
 
+KEY = SecretStr("local")
 LIMITED = Scenario(HELLO.input, {"recursion_limit": 12})
 
 
@@ -123,6 +131,21 @@ async def test_a_clock_in_the_prompt_is_only_told() -> None:
     assert "It is " in finding.what
 
 
+async def test_what_a_tool_changes_for_the_next_rollout_is_told() -> None:
+    done: set[str] = set()
+
+    def refund(order: str) -> str:
+        """Refund an order."""
+        again = order in done
+        done.add(order)
+        return "already refunded" if again else "refunded"
+
+    found = await findings(create_agent(ChatArt(), [refund]), LIMITED)
+    (finding,) = of(found, "state")
+    assert finding.status == "warn"
+    assert "'refunded' against 'already refunded'" in finding.what
+
+
 async def test_a_thread_id_in_a_scenario_is_of_no_use() -> None:
     scenario = Scenario(HELLO.input, {"configurable": {"thread_id": "1"}, "recursion_limit": 12})
     assert statuses(await findings(graphs.agent(), scenario), "threads") == ["warn"]
@@ -156,6 +179,12 @@ async def test_a_cached_node_fails() -> None:
     assert not of(await findings(graphs.tool_graph(), LIMITED), "caches")
 
 
+async def test_a_cached_node_that_asks_no_model_is_only_told() -> None:
+    (finding,) = of(await findings(graphs.cached_lookup(), HELLO), "caches")
+    assert finding.status == "warn"
+    assert "look, which asked the policy nothing" in finding.what
+
+
 async def test_langchains_cache_is_passed_by() -> None:
     with setting(set_llm_cache, InMemoryCache(), None):
         played = await findings(graphs.one_node(graphs.said(ChatArt())), HELLO)
@@ -171,6 +200,14 @@ async def test_an_interrupt_is_told_with_its_question() -> None:
     assert not of(await findings(graphs.agent(), LIMITED), "interrupts")
 
 
+async def test_a_stop_that_was_compiled_in_asks_nothing() -> None:
+    graph = graphs.tool_graph()
+    graph.checkpointer, graph.interrupt_before_nodes = InMemorySaver(), ["tools"]
+    (finding,) = of(await findings(graph, HELLO), "interrupts")
+    assert "4 of 5 rollouts" in finding.what  # the brief one calls no tool
+    assert "stopped at a node where it was compiled to stop" in finding.what
+
+
 async def test_an_exception_on_the_policys_words_has_its_place() -> None:
     found = await findings(graphs.parsing(), HELLO)
     (finding,) = of(found, "ending")
@@ -178,6 +215,11 @@ async def test_an_exception_on_the_policys_words_has_its_place() -> None:
     assert "JSONDecodeError" in finding.what
     assert "graphs.py:" in finding.what
     assert "in node 'think'" in finding.what
+
+
+async def test_exceptions_of_two_kinds_leave_no_rollout_too() -> None:
+    found = await findings(graphs.failing_either_way(), HELLO)
+    assert statuses(found, "ending") == ["fail", "fail"]
 
 
 async def test_an_exception_before_any_call_is_nobodys_policy() -> None:
@@ -197,7 +239,9 @@ async def test_a_tool_that_raises_is_named_with_its_arguments() -> None:
 
 
 async def test_a_stream_that_was_left_is_told() -> None:
-    assert statuses(await findings(graphs.leaving_streams(), HELLO), "streams") == ["warn"]
+    found = await findings(graphs.leaving_streams(), HELLO)
+    assert statuses(found, "streams") == ["warn"]
+    assert statuses(found, "tokens") == ["fail"]  # it was the only one
     assert statuses(await findings(graphs.reading_streams(), HELLO), "streams") == ["pass"]
 
 
@@ -215,8 +259,9 @@ async def test_a_policy_that_never_stops_needs_a_limit() -> None:
     assert statuses(await findings(graphs.tool_graph(), LIMITED), "limits") == ["pass"]
 
 
-async def test_a_graph_that_never_stops_is_told() -> None:
-    (finding,) = of(await findings(graphs.looping(), LIMITED), "limits")
+@pytest.mark.parametrize("scenario", [LIMITED, HELLO])
+async def test_a_graph_that_never_stops_is_told(scenario: Scenario) -> None:
+    (finding,) = of(await findings(graphs.looping(), scenario), "limits")
     assert finding.status == "warn"
     assert "though the policy had come to its end" in finding.what
 
@@ -313,3 +358,66 @@ async def test_a_reward_that_raises_is_told_with_how_the_rollout_ended() -> None
     assert (wrong.status, spread.status) == ("fail", "pass")
     assert "1 of 5 rollouts that ended by recursion_limit" in wrong.what
     assert "test_checks.py:" in wrong.what
+
+
+async def test_groups_of_one_have_nothing_to_differ_from() -> None:
+    other = Scenario({"messages": [{"role": "user", "content": "And 10438?"}]})
+    found = await findings(graphs.agent(), LIMITED, other, reward=served, group=1)
+    (finding,) = of(found, "rewards")
+    assert finding.status == "skipped"
+    assert "--group" in finding.fix
+
+
+# --- stock clients
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [({}, []), ({"temperature": 0.7}, []), ({"temperature": 0}, ["fail"]), ({"seed": 7}, ["fail"])],
+)
+async def test_a_stock_client_whose_group_would_be_alike(
+    asked: dict[str, Any], expected: list[str]
+) -> None:
+    with ScriptedStage() as stage:
+        await stage.prepare()
+        player = Player("scripted", stage.target(), stage.records, stage.open)
+        llm = ChatOpenAI(model="stock", base_url=stage.base_url, api_key=KEY, **asked)
+        found = check(await perform(graphs.one_node(graphs.said(llm)), player, [HELLO]))
+    assert statuses(found, "model calls") == ["pass"]
+    assert statuses(found, "sampling") == expected
+
+
+async def test_what_an_address_holds_beside_the_host_is_not_shown() -> None:
+    with endpoint(lambda _: completion("ok")) as stub:
+        url = stub.base_url.replace("http://", "http://ann:hunter2@") + "?key=hunter3"
+        found = await findings(graphs.foreign(url), HELLO)
+    (finding,) = of(found, "other models")
+    assert f"ChatOpenAI gpt-4o at {stub.base_url}" in finding.what
+    assert "hunter" not in str(found)
+
+
+async def test_tool_calls_of_which_none_can_be_read_are_told() -> None:
+    with endpoint(lambda _: completion('<tool_call>\n{"name": "order')) as stub:
+        found = check(
+            await perform(graphs.tool_graph(), Player("a server", stub.target()), [HELLO])
+        )
+    (finding,) = of(found, "tools")
+    assert finding.status == "warn"
+    assert "5 that could not be" in finding.what
+
+
+def test_a_lost_call_among_several_exceptions_is_seen() -> None:
+    assert lost(ExceptionGroup("two", [ValueError("x"), CaptureError("lost")]))
+    assert not lost(ExceptionGroup("one", [ValueError("x")]))
+
+
+async def test_a_stock_client_in_a_bare_thread_is_told_what_to_do() -> None:
+    with ScriptedStage() as stage:
+        await stage.prepare()
+        player = Player("scripted", stage.target(), stage.records, stage.open)
+        llm = ChatOpenAI(model="stock", base_url=stage.base_url, api_key=KEY)
+        with pytest.warns(LostCalls):
+            played = await perform(graphs.in_bare_thread(llm), player, [HELLO], group=1)
+    (finding,) = of(check(played), "recording")
+    assert finding.status == "warn"
+    assert "ContextThreadPoolExecutor" in finding.fix

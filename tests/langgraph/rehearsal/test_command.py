@@ -159,13 +159,17 @@ def test_a_stock_model_without_a_key_is_told_what_to_replace(here: Here) -> None
 
 
 def test_stock_clients_can_ask_the_scripted_model_too(project: Path) -> None:
-    done = run(project, "stock.py:agent", "--stock", "--json")
+    old = {"OPENAI_API_BASE": "http://127.0.0.1:9/v1"}  # what the user has set is not asked
+    done = run(project, "stock.py:agent", "--stock", "--json", **old)
     told = json.loads(done.stdout)
     assert done.returncode == 0
     assert [len(r["calls"]) for r in told["rollouts"]] == [1] * 5
     assert all(call["trained_tokens"] > 0 for r in told["rollouts"] for call in r["calls"])
     (finding,) = [f for f in told["findings"] if f["check"] == "model calls"]
     assert "a stock client in model, joined by id" in finding["what"]
+    (finding,) = [f for f in told["findings"] if f["check"] == "checkpoint"]
+    assert finding["status"] == "skipped"
+    assert "stock clients go on asking the scripted model" in finding["what"]
 
 
 @pytest.mark.parametrize(
@@ -176,6 +180,7 @@ def test_stock_clients_can_ask_the_scripted_model_too(project: Path) -> None:
         ("import sys\nsys.exit('usage')\n", "ends the program when it is imported"),
         ("def graph():\n    return {}['missing']\n", "KeyError: 'missing'"),
         ("graph = 3\n", "this can't be played"),
+        ("from .words import WORD\n", "Name it as a module"),
         (
             "from art_langgraph import ChatArt\ngraph = ChatArt()\ngraph.invoke('hi')\n",
             "runs its agent when it is imported",
@@ -197,7 +202,10 @@ def test_faults_of_the_users_module_are_shown_as_theirs(
     [
         (("nowhere",), "lists no graph of this name"),
         (("agent.py:agnet",), "has no such graph"),
+        (("shopp.agent:graph",), "Looked for in"),
         (("shop", "--reward", "agent.py:agent"), "the reward is no function"),
+        (("shop", "--reward", "agent.py:scor"), "no such function"),
+        (("shop", "--reward", "agent.py:scor"), "'score'"),
         (("shop", "--scenarios", "none.jsonl"), "can't be read"),
         (("shop", "--stock", "--model", "tiny"), "--stock goes with the scripted model only"),
     ],

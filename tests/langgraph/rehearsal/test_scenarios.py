@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypedDict
 
 import pytest
-from langchain_core.runnables import RunnableLambda
+from langchain_core.runnables import Runnable, RunnableLambda
+from langgraph.graph import START, StateGraph
+from langgraph.graph.message import add_messages
+from langgraph.pregel.remote import RemoteGraph
 
 from art_core.errors import ConfigError
 from art_langgraph.rehearsal.scenarios import TASK, made_up_scenario, read_scenarios
@@ -61,6 +64,34 @@ def test_typing_typed_dicts_work_on_every_python() -> None:
     """pydantic refuses `typing.TypedDict` before Python 3.12."""
     scenario = made_up_scenario(graphs.router())
     assert scenario.input["question"] == TASK
+
+
+def test_what_the_input_requires_beside_messages_is_given() -> None:
+    class State(TypedDict):
+        messages: Annotated[list[Any], add_messages]
+        customer: str
+        note: NotRequired[str]
+
+    graph = StateGraph(State)
+    graph.add_node("think", lambda state: {})
+    graph.add_edge(START, "think")
+    made = made_up_scenario(graph.compile()).input
+    assert made.keys() == {"messages", "customer"}
+    assert isinstance(made["customer"], str)
+
+
+def test_a_runnable_without_types_needs_scenarios() -> None:
+    class Mine(Runnable):  # type: ignore[type-arg]  # as users write it
+        def invoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
+            return input
+
+    with pytest.raises(ConfigError, match="--scenarios"):
+        made_up_scenario(Mine())
+
+
+def test_a_graph_elsewhere_needs_scenarios() -> None:
+    with pytest.raises(ConfigError, match="--scenarios"):
+        made_up_scenario(RemoteGraph("agent", client=object(), sync_client=object()))  # type: ignore[arg-type]  # never asked
 
 
 def test_an_input_that_says_nothing_needs_scenarios() -> None:
