@@ -43,9 +43,14 @@ async def practise(
         if not trained:
             return _nothing(skipped)
         answered = await _resume(base_model, runs)
-    except ARTError as error:
+    except Exception as error:  # noqa: BLE001  # whatever torch raises: the other checks are told
+        known = error if isinstance(error, ARTError) else None
+        what = known.what if known else f"{type(error).__name__}: {error}"
         return Finding(
-            CHECK, "fail", f"a training step on the graph's calls failed: {error.what}", error.fix
+            CHECK,
+            "fail",
+            f"a training step on the graph's calls failed: {what}",
+            known.fix if known else "Leave it out by --no-train.",
         )
     if answered != 1:
         return Finding(CHECK, "fail", f"after the restart step {answered} answered, not step 1")

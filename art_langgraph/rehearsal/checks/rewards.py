@@ -54,9 +54,10 @@ def check_rewards(rehearsal: Rehearsal) -> Iterator[Finding]:
             f"{span}; the others would be skipped in training",
         )
     else:
+        unearned = rehearsal.scripted and max(everything) <= 0  # a model may yet
         yield Finding(
             "rewards",
-            "fail" if len(everything) > 1 else "skipped",
+            "skipped" if len(everything) < 2 else "warn" if unearned else "fail",
             f"all rewards of a group are equal ({_values(everything)}): GRPO learns from "
             "differences within a group, and there are none",
             _advice(rehearsal),

@@ -339,6 +339,14 @@ async def test_equal_rewards_fail() -> None:
     assert "--model" in finding.fix
 
 
+async def test_a_reward_that_the_script_never_earns_is_a_warning() -> None:
+    """An exact answer, say: a model may give it, so the agent is not at fault."""
+    found = await findings(graphs.agent(), LIMITED, reward=lambda _: 0.0)
+    (finding,) = of(found, "rewards")
+    assert finding.status == "warn"
+    assert "--model" in finding.fix
+
+
 @pytest.mark.parametrize("value", [None, float("nan"), "good"])
 async def test_a_reward_that_is_no_number_fails(value: Any) -> None:
     found = await findings(graphs.agent(), LIMITED, reward=lambda _: value)
