@@ -25,6 +25,9 @@ from art_core.errors import ConfigError, EngineError
 
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 _START_SECONDS = 30.0
+_KEEP_ALIVE_SECONDS = 75
+"""Longer than any client keeps an idle connection: at 5, uvicorn's own, a busy client sends into one
+that is just being closed."""
 _GRACE_SECONDS = 2
 """How long running calls may go on once the server is asked to stop."""
 
@@ -73,6 +76,7 @@ class LoopbackServer:
             access_log=False,
             lifespan="off",
             ws="none",
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=_GRACE_SECONDS,
         )
         self._server = _Server(config)
