@@ -26,7 +26,7 @@ from art_core.errors import ConfigError, EngineError
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 _START_SECONDS = 30.0
 _KEEP_ALIVE_SECONDS = 75
-"""Longer than any client keeps an idle connection: at 5, uvicorn's own, a busy client sends into one
+"""Longer than clients keep an idle connection: at 5, as by default, a busy client sends into one
 that is just being closed."""
 _GRACE_SECONDS = 2
 """How long running calls may go on once the server is asked to stop."""
