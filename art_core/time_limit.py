@@ -20,7 +20,7 @@ class _HeldTime:
     """A clock that runs while anything is held. Every method may be called from any thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a gate may be collected inside
         self._holds = 0
         self._since = 0.0
         self._total = 0.0

@@ -28,6 +28,11 @@ class Gate:
             if self._holds == 1:
                 HELD.begin()
 
+    def __del__(self) -> None:
+        """A gate that is dropped while it is closed holds nobody any more."""
+        if self._holds:
+            HELD.end()
+
     def release(self) -> None:
         """Take one hold back; with the last one, everything that waits goes on.
 

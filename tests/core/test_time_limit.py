@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import time
 
 import pytest
 
@@ -55,6 +57,17 @@ def test_two_holds_at_once_are_one_stretch_of_time() -> None:
     other.release()
     after = HELD.seconds()
     assert after > before
+    assert HELD.seconds() == after
+
+
+def test_a_gate_that_is_dropped_while_it_is_closed_holds_nothing() -> None:
+    """Else no rollout of the process would ever run out of time again."""
+    gate = Gate()
+    gate.hold()
+    del gate
+    gc.collect()
+    after = HELD.seconds()
+    time.sleep(0.01)
     assert HELD.seconds() == after
 
 

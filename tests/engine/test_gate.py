@@ -76,6 +76,7 @@ async def test_a_waiter_that_is_cancelled_leaves_nothing() -> None:
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert not gate._waiting
+    gate.release()
 
 
 async def test_a_release_too_many_is_an_error_and_the_gate_stays_open() -> None:
