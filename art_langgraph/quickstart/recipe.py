@@ -35,7 +35,7 @@ class Recipe:
     checks: int = 12
     """Customers by whom it is decided to stop, in wordings that no other customer uses."""
 
-    stop_reward: float = 0.9
+    stop_reward: float = 0.95
     """From this mean reward of a step on, the checks are made."""
     stop_success: float = 0.95
     """Share of the checks that must be right to stop."""
