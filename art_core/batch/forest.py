@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from art_core.calls import Ids, Logprobs
+from art_core.calls import Ids, Logprobs, ModelCall
 from art_core.errors import GroupError
 
 Int = npt.NDArray[np.int64]
@@ -42,6 +42,32 @@ class Sample:
     """Index over the step."""
     trajectory: int
     """Index over the step."""
+
+    @classmethod
+    def of(
+        cls,
+        call: ModelCall,
+        *,
+        advantage: float,
+        weight: float,
+        index: int,
+        trajectory: int,
+    ) -> Sample:
+        """The sample that a trainable call is; `index` and `trajectory` count over the step."""
+        assert call.prompt_ids is not None
+        assert call.sampled_ids is not None
+        assert call.logprobs is not None
+        return cls(
+            prompt_ids=call.prompt_ids,
+            sampled_ids=call.sampled_ids,
+            logprobs=call.logprobs,
+            advantage=advantage,
+            weight=weight,
+            temperature=call.sampling.temperature,
+            distorted=call.sampling.distorted,
+            call=index,
+            trajectory=trajectory,
+        )
 
     @property
     def path(self) -> Ids:

@@ -79,7 +79,15 @@ def select(
             for call in kept:
                 _check_age(call, step, config.max_staleness, where)
                 _check_length(call, config.max_tokens_per_row, where)
-                samples.append(_sample(call, advantage, len(samples), trajectories))
+                samples.append(
+                    Sample.of(
+                        call,
+                        advantage=advantage,
+                        weight=0.0,
+                        index=len(samples),
+                        trajectory=trajectories,
+                    )
+                )
             trajectories += 1
         trained += trajectories > before
     everyone = sum(len(group) for group in groups)
@@ -170,20 +178,3 @@ def _check_length(call: ModelCall, allowed: int, where: str) -> None:
             expected=f"at most max_tokens_per_row={allowed} tokens",
             fix="Raise TrainConfig(max_tokens_per_row=...), or shorten the rollout.",
         )
-
-
-def _sample(call: ModelCall, advantage: float, index: int, trajectory: int) -> Sample:
-    assert call.prompt_ids is not None
-    assert call.sampled_ids is not None
-    assert call.logprobs is not None
-    return Sample(
-        prompt_ids=call.prompt_ids,
-        sampled_ids=call.sampled_ids,
-        logprobs=call.logprobs,
-        advantage=advantage,
-        weight=0.0,
-        temperature=call.sampling.temperature,
-        distorted=call.sampling.distorted,
-        call=index,
-        trajectory=trajectory,
-    )

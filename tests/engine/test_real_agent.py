@@ -22,7 +22,6 @@ from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
 from langgraph.graph import END, START, MessagesState, StateGraph
 
 from art_core.batch.forest import Sample, plant
-from art_core.calls import ModelCall
 from art_core.capture import Target
 from art_core.config import SamplingConfig
 from art_core.nn.lora import LoraModel
@@ -189,29 +188,16 @@ def test_every_prompt_goes_on_from_the_call_before(house: House, played: list[Tr
             np.testing.assert_array_equal(call.prompt_ids[: len(head)], head)
 
 
-def sample(call: ModelCall, index: int, trajectory: int) -> Sample:
-    assert call.prompt_ids is not None
-    assert call.sampled_ids is not None
-    assert call.logprobs is not None
-    return Sample(
-        prompt_ids=call.prompt_ids,
-        sampled_ids=call.sampled_ids,
-        logprobs=call.logprobs,
-        advantage=1.0,
-        weight=1.0,
-        temperature=call.sampling.temperature,
-        distorted=call.sampling.distorted,
-        call=index,
-        trajectory=trajectory,
-    )
-
-
 async def test_the_trainer_computes_the_logprobs_that_were_sampled(
     house: House, played: list[Trajectory]
 ) -> None:
     """All calls as one tree, through the trainer's own attention and head."""
     calls = [(call, i) for i, trajectory in enumerate(played) for call in trajectory.calls]
-    [row] = plant([sample(call, n, i) for n, (call, i) in enumerate(calls)], 16_384)
+    samples = [
+        Sample.of(call, advantage=1.0, weight=1.0, index=n, trajectory=i)
+        for n, (call, i) in enumerate(calls)
+    ]
+    [row] = plant(samples, 16_384)
     assert not row.entries.distorted.any()
 
     def compute(model: LoraModel) -> list[float]:

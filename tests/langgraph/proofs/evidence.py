@@ -75,7 +75,10 @@ def _shown(message: dict[str, Any]) -> dict[str, Any]:
 
 def _prove_forest(calls: Sequence[ModelCall]) -> None:
     """The trees hold every prefix once, and one entry for each sampled token of each call."""
-    samples = [_sample(call, index) for index, call in enumerate(calls)]
+    samples = [
+        Sample.of(call, advantage=1.0, weight=1.0, index=index, trajectory=0)
+        for index, call in enumerate(calls)
+    ]
     (row,) = plant(samples, max_tokens=1_000_000)
     paths = [tuple(sample.path.tolist()) for sample in samples]
     prefixes = {path[:end] for path in paths for end in range(1, len(path) + 1)}
@@ -86,23 +89,6 @@ def _prove_forest(calls: Sequence[ModelCall]) -> None:
         np.testing.assert_array_equal(row.entries.target[mine], sample.sampled_ids)
         last = int(row.entries.position[mine][-1])
         np.testing.assert_array_equal(_above(row, last), sample.path)
-
-
-def _sample(call: ModelCall, index: int) -> Sample:
-    assert call.prompt_ids is not None
-    assert call.sampled_ids is not None
-    assert call.logprobs is not None
-    return Sample(
-        prompt_ids=call.prompt_ids,
-        sampled_ids=call.sampled_ids,
-        logprobs=call.logprobs,
-        advantage=1.0,
-        weight=1.0,
-        temperature=call.sampling.temperature,
-        distorted=call.sampling.distorted,
-        call=index,
-        trajectory=0,
-    )
 
 
 def _above(row: Row, position: int) -> Any:
