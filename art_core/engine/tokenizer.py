@@ -25,7 +25,29 @@ _PROBE = "art-probe"
 _HERMES_CALL = re.compile(r'<tool_call>\s*\{\s*"name"\s*:\s*"' + _PROBE)
 
 
-class ByteTokenizer:
+class TemplatedTokenizer:
+    """What a tokenizer with a chat template of its own choice renders."""
+
+    _template: ChatTemplate
+
+    def render(
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        tools: Sequence[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """The template's text for `messages`, which may be as a client sent them.
+
+        Raises:
+            ApiError: the messages can't be rendered.
+        """
+        return self._template.render(
+            template_messages(messages), tools=tools, add_generation_prompt=add_generation_prompt
+        )
+
+
+class ByteTokenizer(TemplatedTokenizer):
     """Ids 0-255 are the bytes of UTF-8; `extra[i]` is id 256+i, longest match first.
 
     For tests and the scripted engine: any text is ids and back without loss.
@@ -69,22 +91,6 @@ class ByteTokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """Bytes that `token_id` stands for."""
         return self._bytes[token_id]
-
-    def render(
-        self,
-        messages: Sequence[dict[str, Any]],
-        *,
-        tools: Sequence[dict[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-    ) -> str:
-        """The template's text for `messages`, which may be as a client sent them.
-
-        Raises:
-            ApiError: the messages can't be rendered.
-        """
-        return self._template.render(
-            template_messages(messages), tools=tools, add_generation_prompt=add_generation_prompt
-        )
 
 
 class HFTokenizer:

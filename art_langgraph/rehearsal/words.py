@@ -10,16 +10,15 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Sequence
-from typing import Any
 
 from art_core.engine.chat_template import ChatTemplate, hermes_chatml
-from art_core.engine.messages import template_messages
+from art_core.engine.tokenizer import TemplatedTokenizer
 
 _SPECIAL = ("<|im_start|>", "<|im_end|>")
 _PIECE = re.compile(r"<\|im_start\|>|<\|im_end\|>| ?[^\W\d]{1,8}|\d{1,3}|[^\w\s]{1,3}|\s|.", re.S)
 
 
-class WordTokenizer:
+class WordTokenizer(TemplatedTokenizer):
     """Ids in the order in which pieces were first met. Thread-safe."""
 
     def __init__(self) -> None:
@@ -44,22 +43,6 @@ class WordTokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """Bytes that `token_id` stands for."""
         return self._pieces[token_id].encode("utf-8", "surrogatepass")
-
-    def render(
-        self,
-        messages: Sequence[dict[str, Any]],
-        *,
-        tools: Sequence[dict[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-    ) -> str:
-        """The template's text for `messages`.
-
-        Raises:
-            ApiError: the messages can't be rendered.
-        """
-        return self._template.render(
-            template_messages(messages), tools=tools, add_generation_prompt=add_generation_prompt
-        )
 
     def _id(self, piece: str) -> int:
         found = self._ids.get(piece)
