@@ -89,6 +89,11 @@ class Request:
 Says = Callable[[Talk], str]
 
 
+def look(q: str) -> str:
+    """Look something up."""
+    return f"seen {q}"
+
+
 def uses(tool: str, /, **arguments: Any) -> str:
     """A tool call as a model writes it, spelled as no library would dump it again."""
     written = json.dumps(arguments, separators=(" ,", ":  "))

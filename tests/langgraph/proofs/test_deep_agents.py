@@ -8,14 +8,9 @@ import pytest
 
 from art_langgraph import ChatArt
 from tests.langgraph.proofs.evidence import histories, levels
-from tests.langgraph.proofs.house import House, Talk, uses
+from tests.langgraph.proofs.house import House, Talk, look, uses
 
 deepagents = pytest.importorskip("deepagents", reason="deepagents is not installed")
-
-
-def look(q: str) -> str:
-    """Look something up."""
-    return f"seen {q}"
 
 
 def task(number: int) -> str:

@@ -14,12 +14,7 @@ from art_core.errors import RolloutFailure
 from art_core.trajectories import Trajectory, TrajectoryGroup
 from art_langgraph import ChatArt, rollout
 from tests.langgraph.proofs.evidence import histories, origins
-from tests.langgraph.proofs.house import House, Talk, uses
-
-
-def look(q: str) -> str:
-    """Look something up."""
-    return f"seen {q}"
+from tests.langgraph.proofs.house import House, Talk, look, uses
 
 
 def forever(talk: Talk) -> str:

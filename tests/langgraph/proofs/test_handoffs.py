@@ -10,12 +10,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 
 from art_langgraph import ChatArt, capture
 from tests.langgraph.proofs.evidence import histories, levels, origins
-from tests.langgraph.proofs.house import House, Talk, uses
-
-
-def look(q: str) -> str:
-    """Look something up."""
-    return f"seen {q}"
+from tests.langgraph.proofs.house import House, Talk, look, uses
 
 
 def swarm() -> Any:

@@ -23,12 +23,7 @@ from langchain_core.messages import AIMessage
 
 from art_langgraph import ChatArt
 from tests.langgraph.proofs.evidence import histories, origins, said
-from tests.langgraph.proofs.house import House, Talk, uses
-
-
-def look(q: str) -> str:
-    """Look something up."""
-    return f"seen {q}"
+from tests.langgraph.proofs.house import House, Talk, look, uses
 
 
 def looks(talk: Talk) -> str:

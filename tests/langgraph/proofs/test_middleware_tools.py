@@ -20,12 +20,7 @@ from langgraph.types import Command
 
 from art_langgraph import ChatArt, capture
 from tests.langgraph.proofs.evidence import histories, origins
-from tests.langgraph.proofs.house import House, Talk, uses
-
-
-def look(q: str) -> str:
-    """Look something up."""
-    return f"seen {q}"
+from tests.langgraph.proofs.house import House, Talk, look, uses
 
 
 def looks(talk: Talk) -> str:

@@ -11,12 +11,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from art_core.trajectories import Trajectory
 from art_langgraph import ChatArt, capture, rollout, wrap_rollout
 from tests.langgraph.proofs.evidence import histories, origins
-from tests.langgraph.proofs.house import House, Talk, uses
-
-
-def look(q: str) -> str:
-    """Look something up."""
-    return f"seen {q}"
+from tests.langgraph.proofs.house import House, Talk, look, uses
 
 
 def one_node(node: Any) -> Any:

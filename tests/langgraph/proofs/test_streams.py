@@ -11,18 +11,13 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 from art_langgraph import ChatArt, capture
 from tests.langgraph.proofs.evidence import histories, origins
-from tests.langgraph.proofs.house import House, Talk, uses
+from tests.langgraph.proofs.house import House, Talk, look, uses
 
 pytestmark = pytest.mark.filterwarnings(  # LangChain's third event stream is a beta
     "ignore::langchain_core._api.beta_decorator.LangChainBetaWarning"
 )
 ASK: Any = {"messages": [("user", "go")]}
 LOOK = uses("look", q="x")
-
-
-def look(q: str) -> str:
-    """Look something up."""
-    return f"seen {q}"
 
 
 def says(talk: Talk) -> str:
