@@ -10,7 +10,7 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
 
@@ -35,7 +35,8 @@ _LAST = (
 )  # fmt: skip
 _STATUS = ("shipped", "delivered", "delayed", "cancelled", "packed", "lost")
 
-_TRAINING = {
+_Wordings: TypeAlias = dict[str, tuple[str, ...]]
+_TRAINING: _Wordings = {
     "order_status": (
         "Where is my order {order}?",
         "Can you tell me the status of order {order}?",
@@ -73,7 +74,7 @@ _TRAINING = {
         "I am {name} and need my customer number.",
     ),
 }
-_CHECKS = {
+_CHECKS: _Wordings = {
     "order_status": (
         "Could you check on order {order} for me?",
         "It has been ten days. Where did {order} go?",
@@ -93,7 +94,7 @@ _CHECKS = {
         "Do you know {name}? I mean the customer.",
     ),
 }
-_HELD_OUT = {
+_HELD_OUT: _Wordings = {
     "order_status": (
         "Hello, any news about order {order}?",
         "When will {order} arrive? That is my order.",
@@ -119,11 +120,7 @@ _HELD_OUT = {
         "Find the number of {name} for me.",
     ),
 }
-WORDINGS: dict[str, dict[str, tuple[str, ...]]] = {
-    "train": {**_TRAINING},
-    "check": {**_CHECKS},
-    "held-out": {**_HELD_OUT},
-}
+WORDINGS = {"train": _TRAINING, "check": _CHECKS, "held-out": _HELD_OUT}
 """What customers write, by what they are there for; no wording is in two of them."""
 
 
