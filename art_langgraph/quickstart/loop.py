@@ -78,6 +78,7 @@ async def learn(desk: Desk, clientele: Clientele, on_step: OnStep, on_check: OnC
     """
     model, recipe = desk.model, desk.recipe
     checked = -recipe.check_every
+    passed = 0  # checks in a row
     for step in range(await model.get_step(), recipe.max_steps):
         began = time.monotonic()
         groups = await art.gather_trajectory_groups(
@@ -100,6 +101,12 @@ async def learn(desk: Desk, clientele: Clientele, on_step: OnStep, on_check: OnC
             checked = step
             found = await desk.check(clientele.checks)
             on_check(found)
-            if found.success >= recipe.stop_success and found.weakest >= recipe.stop_tool_success:
+            passed = passed + 1 if is_enough(found, recipe) else 0
+            if passed >= recipe.stop_checks:
                 return "learned"
     return "max_steps"
+
+
+def is_enough(found: Score, recipe: Recipe) -> bool:
+    """True if these checks speak for stopping."""
+    return found.success >= recipe.stop_success and found.weakest >= recipe.stop_tool_success

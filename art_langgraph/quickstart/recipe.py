@@ -41,6 +41,8 @@ class Recipe:
     """Share of the checks that must be right to stop."""
     stop_tool_success: float = 0.8
     """Share of each tool's checks that must be right to stop."""
+    stop_checks: int = 2
+    """Checks in a row that must be all that to stop: one alone may be luck, twelve are few."""
     check_every: int = 1
     """Steps between two checks, at least."""
     steady_steps: int = 8

@@ -328,15 +328,16 @@ def learner(recipe: Recipe, *known: Sequence[str]) -> Policy:
 
 
 async def test_a_run_learns_stops_when_it_has_and_is_measured_on_strangers(tmp_path: Path) -> None:
-    """Step 0 knows one tool of three, step 1 all: its rollouts earn 1.0, so the check after the
-    second step, which is served right, ends the training."""
+    """Step 0 knows one tool of three, step 1 all: its rollouts earn 1.0, so the checks begin after
+    the second step, are served right twice in a row, and end the training."""
     notes = Notes()
     journal = await play(tmp_path, SMALL, learner(SMALL, TOOLS[:1], ALL), notes)
-    assert notes.told == ["first", "before", "step 1", "step 2", "check", "after"]
+    steps = ["step 1", "step 2", "check", "step 3", "check"]
+    assert notes.told == ["first", "before", *steps, "after"]
     assert journal.stopped == "learned"
     assert journal.before is not None
     assert journal.after is not None
-    assert (journal.before.step, journal.after.step) == (0, 2)
+    assert (journal.before.step, journal.after.step) == (0, 3)
     assert journal.before.success == pytest.approx(1 / 3)
     assert journal.after.success == 1.0
     assert journal.after.reward == pytest.approx(1.0)
@@ -349,12 +350,13 @@ async def test_a_run_learns_stops_when_it_has_and_is_measured_on_strangers(tmp_p
     train = [record.values for record in history if record.split == "train"]
     assert train[0]["reward"] == pytest.approx(1 / 3)
     assert train[1]["reward"] == pytest.approx(1.0)
-    assert [figures[f"success/{TOOLS[0]}"] for figures in train] == [1.0, 1.0]
+    assert [figures[f"success/{TOOLS[0]}"] for figures in train] == [1.0, 1.0, 1.0]
     assert all(isinstance(figures["gather_seconds"], float) for figures in train)
     assert [(r.split, r.step) for r in history if r.split != "train"] == [
         ("test", 0),
-        ("test", 2),
         ("val", 2),
+        ("val", 3),
+        ("test", 3),
     ]
 
 
