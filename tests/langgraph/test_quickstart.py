@@ -355,8 +355,8 @@ async def test_a_run_learns_stops_when_it_has_and_is_measured_on_strangers(tmp_p
     assert [(r.split, r.step) for r in history if r.split != "train"] == [
         ("test", 0),
         ("val", 2),
-        ("val", 3),
         ("test", 3),
+        ("val", 3),
     ]
 
 
