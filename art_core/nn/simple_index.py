@@ -1,4 +1,4 @@
-"""One file from the Python package index that the user has configured, without pip.
+"""One file from the Python package index that pip would ask, without pip.
 
 In: a project's name, a file's name, and the settings of pip and uv as they are found on this
 machine. Out: the file's bytes on disk. Speaks the simple repository API (JSON and HTML) over
@@ -23,6 +23,9 @@ from urllib.request import HTTPSHandler, OpenerDirector, Request, build_opener
 
 import platformdirs
 
+PYPI = "https://pypi.org/simple/"
+"""What pip and uv ask where no other index is named."""
+
 _ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.5"
 _SOCKET_SECONDS = 30.0  # silence of the index after which it counts as gone
 _PAGE_BYTES = 20_000_000  # a project's page is never longer
@@ -30,19 +33,28 @@ _CHUNK = 1 << 20
 
 
 def configured_indexes(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """URLs of the simple indexes that pip's and uv's settings name, in the order to try.
+    """URLs of the simple indexes that pip and uv would ask by their settings, in the order to try.
+
+    PyPI is the last of them unless another main index is named; with PIP_NO_INDEX there is none.
 
     Args:
         environ: the environment to read, `os.environ` unless a test says otherwise.
     """
-    found = [environ.get("PIP_INDEX_URL"), environ.get("UV_DEFAULT_INDEX")]
-    found += [environ.get("UV_INDEX_URL"), *environ.get("PIP_EXTRA_INDEX_URL", "").split()]
-    found += environ.get("UV_INDEX", "").split() + environ.get("UV_EXTRA_INDEX_URL", "").split()
-    for path in reversed(_pip_settings(environ)):  # the later file wins in pip
-        found += _indexes_of(path)
+    if environ.get("PIP_NO_INDEX", "").lower() not in ("", "0", "false", "no", "off"):
+        return []
+    files = [*reversed(_pip_settings(environ))]  # the later file wins in pip
+    main = [environ.get(key) for key in ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL")]
+    main += [url for file in files for url in _named(file, "index-url")]
+    more = [
+        url
+        for key in ("PIP_EXTRA_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL")
+        for url in environ.get(key, "").split()
+    ]
+    more += [url for file in files for url in _named(file, "extra-index-url")]
+    found = [url for url in main if url] + more
     # uv allows "name=url".
-    urls = (re.sub(r"^[\w.-]+=(?=\w+://)", "", url) for url in found if url)
-    return list(dict.fromkeys(urls))
+    urls = [re.sub(r"^[\w.-]+=(?=\w+://)", "", url) for url in found]
+    return list(dict.fromkeys([*urls, *([] if any(main) else [PYPI])]))
 
 
 def download(
@@ -164,15 +176,12 @@ def _pip_settings(environ: Mapping[str, str]) -> list[Path]:
     return paths
 
 
-def _indexes_of(settings: Path) -> list[str]:
+def _named(settings: Path, key: str) -> list[str]:
     """The indexes that one of pip's settings files names; none if it can't be read."""
     parser = configparser.RawConfigParser()
     try:
         parser.read(settings, encoding="utf-8")
     except (configparser.Error, OSError, UnicodeDecodeError):
         return []
-    found: list[str] = []
-    for key in ("index-url", "extra-index-url"):
-        for section in ("download", "global"):
-            found += parser.get(section, key, fallback="").split()
-    return found
+    sections = ("download", "global")
+    return [url for name in sections for url in parser.get(name, key, fallback="").split()]

@@ -48,6 +48,12 @@ _TRAINING: _Wordings = {
         "What happened to my order {order}?",
         "Did you ship order {order}?",
         "I have not received order {order}.",
+        "Any idea when order {order} gets here?",
+        "Is there a delay with {order}? It is my order.",
+        "Track order {order} for me, please.",
+        "I bought a lamp, order {order}. Has it left the shop?",
+        "My parcel is late. The order is {order}.",
+        "Please keep me posted about {order}, my order.",
     ),
     "refund": (
         "Please refund {amount} for order {order}.",
@@ -60,6 +66,12 @@ _TRAINING: _Wordings = {
         "My order {order} is incomplete, I want {amount} returned.",
         "Refund order {order}, it was {amount}.",
         "I sent order {order} back. When do I get my {amount}?",
+        "The lamp of order {order} does not work, please pay me {amount}.",
+        "You charged me {amount} too much. It was order {order}.",
+        "I returned {order} last week and still wait for my {amount}.",
+        "Order {order} never came. I ask for a refund of {amount}.",
+        "Take {order} back and return the {amount}, please.",
+        "About the {amount} for order {order}: I want them back.",
     ),
     "look_up": (
         "Please look up the customer number of {name}.",
@@ -72,6 +84,12 @@ _TRAINING: _Wordings = {
         "Is there a customer named {name}?",
         "Tell me the number of {name}.",
         "I am {name} and need my customer number.",
+        "Who am I in your files? The name is {name}.",
+        "Please search for {name} among your customers.",
+        "Can you tell me which number {name} got?",
+        "Customer number of {name}, please.",
+        "I signed up as {name}. What was my number?",
+        "You have me as {name}. Which number is that?",
     ),
 }
 _CHECKS: _Wordings = {

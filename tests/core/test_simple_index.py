@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from art_core.nn.simple_index import configured_indexes, download, without_password
+from art_core.nn.simple_index import PYPI, configured_indexes, download, without_password
 from tests.core.loopback import serving
 
 WHEEL = "pack-1.0-py3-none-any.whl"
@@ -107,11 +107,20 @@ def test_settings_of_pip_and_uv_name_the_indexes(tmp_path: Path) -> None:
         "UV_DEFAULT_INDEX": "http://uv/",
         "UV_INDEX": "mine=http://mine/ http://plain/?a=b",
     }
-    # pip's variable first, then uv's, then the strongest settings file; each index once.
-    assert configured_indexes(environ)[:7] == [
-        "http://pip/", "http://uv/", "http://mine/", "http://plain/?a=b",
-        "http://download/", "http://file/", "http://more/",
+    # Main indexes first, then more of them; variables before files, pip before uv; each once.
+    assert [url for url in configured_indexes(environ) if url.startswith("http://")] == [
+        "http://pip/", "http://uv/", "http://download/", "http://file/",
+        "http://mine/", "http://plain/?a=b", "http://more/",
     ]  # fmt: skip
+    assert PYPI not in configured_indexes(environ)
+
+
+def test_pypi_is_asked_where_no_main_index_is_named() -> None:
+    nowhere = {"PIP_CONFIG_FILE": os.devnull}
+    assert configured_indexes(nowhere) == [PYPI]
+    assert configured_indexes(nowhere | {"UV_INDEX": "http://a/"}) == ["http://a/", PYPI]
+    assert configured_indexes(nowhere | {"UV_DEFAULT_INDEX": "http://a/"}) == ["http://a/"]
+    assert configured_indexes(nowhere | {"PIP_NO_INDEX": "1"}) == []
 
 
 def test_settings_that_can_not_be_read_name_nothing(tmp_path: Path) -> None:
@@ -119,7 +128,6 @@ def test_settings_that_can_not_be_read_name_nothing(tmp_path: Path) -> None:
     settings.write_bytes(b"no section\n\xff")
     missing = configured_indexes({"PIP_CONFIG_FILE": str(tmp_path / "none")})
     assert configured_indexes({"PIP_CONFIG_FILE": str(settings)}) == missing
-    assert configured_indexes({"PIP_CONFIG_FILE": os.devnull}) == []
 
 
 def test_passwords_are_hidden() -> None:
