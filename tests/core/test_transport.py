@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import threading
+from contextlib import suppress
 from typing import Any
 
 import httpx2
@@ -109,6 +110,26 @@ def test_a_provider_that_knows_no_token_ids_is_not_asked_for_them() -> None:
         client.chat.completions.create(model="agent@3", messages=HI)
     assert stub.bodies == [{"messages": HI, "model": "agent@3"}]
     assert scope.calls[0].error is None
+    assert scope.calls[0].left_out == "other model"
+
+
+@pytest.mark.parametrize(
+    ("answer", "left_out"),
+    [
+        (completion(ids=[5], prompt_ids=None), None),
+        (refusal(400), "not answered"),
+    ],
+)
+def test_what_else_is_known_of_such_a_call_counts(answer: Any, left_out: str | None) -> None:
+    """Ids that came unasked, as of our own endpoint by another name; or why there is no answer."""
+    with endpoint([answer]) as stub, open_scope() as scope:
+        route = route_to(stub.target(token_data=False))
+        client = openai.OpenAI(
+            base_url=stub.base_url, api_key="key", http_client=sync_client(route)
+        )
+        with suppress(openai.BadRequestError):
+            client.chat.completions.create(model="agent@3", messages=HI)
+    assert scope.calls[0].left_out == left_out
 
 
 @pytest.mark.parametrize(("asked", "sent"), [("agent", "agent@3"), ("agent@1", "agent@1")])
