@@ -258,22 +258,28 @@ async def test_a_join_that_fails_after_the_graph_has_hides_nothing() -> None:
     def fails(state: Any) -> Any:
         raise ValueError("bad output")
 
-    with endpoint([RECORDED]) as stub, pytest.raises(RolloutFailure) as raised:
+    with endpoint([RECORDED]) as stub:
         graph = in_a_row(node=ask_stock(stub), next=fails)
-        await rollout(graph, ASK, model=Unreachable(stub.target()))
+        with pytest.raises(RolloutFailure) as raised:
+            await rollout(graph, ASK, model=Unreachable(stub.target()))
     assert "after the graph had (ValueError: bad output)" in str(raised.value)
     assert isinstance(raised.value.trajectory.exception, ValueError)
 
 
 async def test_a_join_that_fails_does_not_hide_an_exception_of_free_code() -> None:
-    with endpoint([RECORDED]) as stub:
-        config: Any = {"callbacks": [TrajectoryCallbackHandler()]}
-        with pytest.raises(ValueError, match="mine") as raised:
-            async with capture(Unreachable(stub.target())) as trajectory:
-                in_a_row(node=ask_stock(stub)).compile().invoke(ASK, config)
-                raise ValueError("mine")
+    config: Any = {"callbacks": [TrajectoryCallbackHandler()]}
+    seen: list[art.Trajectory] = []
+
+    async def played(stub: Any) -> None:
+        async with capture(Unreachable(stub.target())) as trajectory:
+            seen.append(trajectory)
+            in_a_row(node=ask_stock(stub)).compile().invoke(ASK, config)
+            raise ValueError("mine")
+
+    with endpoint([RECORDED]) as stub, pytest.raises(ValueError, match="mine") as raised:
+        await played(stub)
     assert "the backend is gone" in raised.value.__notes__[0]
-    assert len(trajectory.calls) == 1
+    assert len(seen[0].calls) == 1
 
 
 # --- models
