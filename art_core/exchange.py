@@ -8,7 +8,6 @@ again. It leaves out the network (`transport`) and the rollout (`capture`).
 
 from __future__ import annotations
 
-import math
 import re
 import uuid
 from collections.abc import Mapping, Sequence
@@ -25,6 +24,7 @@ _BROKEN_OFF = frozenset({"abort", "aborted", "cancelled", "error"})
 """Finish reasons by which a server says that the answer is not whole."""
 _NAMED_ID = re.compile(r"token_id:(\d+)")
 _LOGPROB = itemgetter("logprob")
+_MAX_LOGPROB = float(np.finfo(np.float32).max)
 _SETTINGS = frozenset(field.name for field in fields(Sampling))
 
 
@@ -134,14 +134,17 @@ def _logprobs(entries: Sequence[Any]) -> tuple[Logprobs | None, str | None]:
     """The logprobs of the entries, or what is wrong with them."""
     try:
         values = np.fromiter(map(_LOGPROB, entries), np.float64, len(entries))
-        if np.isfinite(values).all():
+        if (np.abs(values) <= _MAX_LOGPROB).all():
             return values.astype(np.float32), None
-    except (KeyError, TypeError, ValueError):  # one is missing, a null or a string
+    except (KeyError, TypeError, ValueError, OverflowError):  # missing, null, a string, 10**400
         pass
     told = [entry.get("logprob") if isinstance(entry, dict) else None for entry in entries]
-    numbers = [float(v) if isinstance(v, int | float) else math.nan for v in told]
-    wrong = next(i for i, value in enumerate(numbers) if not math.isfinite(value))
-    return None, f"logprob {wrong} is {told[wrong]!r}, not a finite number"
+    wrong = next(i for i, value in enumerate(told) if not _is_number(value))
+    return None, f"logprob {wrong} is {told[wrong]!r:.100}, not a finite number"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and -_MAX_LOGPROB <= value <= _MAX_LOGPROB
 
 
 def _named_ids(entries: Sequence[Any] | None) -> list[int] | None:

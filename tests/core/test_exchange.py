@@ -177,7 +177,9 @@ def test_counts_and_ids_must_agree(change: dict[str, Any], words: tuple[str, str
     assert all(word in kept.error for word in words)
 
 
-@pytest.mark.parametrize("value", [None, float("nan"), float("-inf"), "x"])
+@pytest.mark.parametrize(
+    "value", [None, float("nan"), float("-inf"), "x", 10**400, -(10**400), -1e39]
+)
 def test_a_logprob_that_is_no_number_is_an_error(value: Any) -> None:
     body = completion("ab", [1, 2])
     body["choices"][0]["logprobs"]["content"][1]["logprob"] = value
