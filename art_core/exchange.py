@@ -1,9 +1,10 @@
 """One HTTP exchange with a chat-completions endpoint, read into `ModelCall`s.
 
-In: the request body as sent and the response bytes as received, from our endpoint, vLLM or any
-other OpenAI-compatible server. Out: one call per choice. Where ids contradict each other, or the
+In: the request body as sent and the reply as it was read, from our endpoint, vLLM or any other
+OpenAI-compatible server. Out: one call per choice. Where ids contradict each other, or the
 answer broke off, the call keeps an error and no ids: nothing is picked silently, nothing encoded
-again. It leaves out the network (`transport`) and the rollout (`capture`).
+again. It leaves out the network (`transport`), reading bytes (`reply`) and the
+rollout (`capture`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from art_core.calls import Cause, Ids, Logprobs, ModelCall, Origin, Sampling
-from art_core.reply import Choice, Reply, read_reply
+from art_core.reply import Choice, Reply
 
 _BROKEN_OFF = frozenset({"abort", "aborted", "cancelled", "error"})
 """Finish reasons by which a server says that the answer is not whole."""
@@ -26,36 +27,6 @@ _NAMED_ID = re.compile(r"token_id:(\d+)")
 _LOGPROB = itemgetter("logprob")
 _MAX_LOGPROB = float(np.finfo(np.float32).max)
 _SETTINGS = frozenset(field.name for field in fields(Sampling))
-
-
-def calls_from_exchange(
-    request: dict[str, Any],
-    status: int | None,
-    raw: bytes,
-    *,
-    streamed: bool,
-    origin: Origin,
-    started: float,
-    ended: float,
-    error: str | None = None,
-) -> list[ModelCall]:
-    """The calls of one exchange, one per choice, in the order of their index; never empty.
-
-    Args:
-        request: body of the request as sent.
-        status: HTTP status; None if no response came.
-        raw: response body as received, after content decoding; whatever came before a break.
-        streamed: True if `raw` is server-sent events.
-        origin: who asked.
-        started: seconds since the epoch.
-        ended: seconds since the epoch.
-        error: what broke the exchange; None if the response was read to its end. It is dropped
-            where the stream had said [DONE] before.
-
-    The calls of a broken or contradicting exchange have `error` set and no ids.
-    """
-    reply = read_reply(raw, status, streamed=streamed, error=error)
-    return calls_of_reply(reply, request, raw, origin=origin, started=started, ended=ended)
 
 
 def calls_of_reply(
@@ -67,7 +38,18 @@ def calls_of_reply(
     started: float,
     ended: float,
 ) -> list[ModelCall]:
-    """As `calls_from_exchange`, of a reply that was read before."""
+    """The calls of one exchange, one per choice, in the order of their index; never empty.
+
+    Args:
+        reply: what came, as it was read.
+        request: body of the request as sent.
+        raw: response body as received, after content decoding; whatever came before a break.
+        origin: who asked.
+        started: seconds since the epoch.
+        ended: seconds since the epoch.
+
+    The calls of a broken or contradicting exchange have `error` set and no ids.
+    """
     model, step = split_step(reply.policy or str(request.get("model") or ""))
     sampling = _sampling(reply.sampling, request)
     fault = reply.error or reply.prompt_fault or _prompt_fault(reply) or _count_fault(reply)

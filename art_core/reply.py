@@ -67,7 +67,15 @@ class Reply:
 
 
 def read_reply(raw: bytes, status: int | None, *, streamed: bool, error: str | None) -> Reply:
-    """Read a response; arguments as for `exchange.calls_from_exchange`."""
+    """Read a response.
+
+    Args:
+        raw: its body as received, after content decoding; whatever came before a break.
+        status: HTTP status; None if no response came.
+        streamed: True if `raw` is server-sent events.
+        error: what broke the exchange; None if the response was read to its end. It is dropped
+            where the stream had said [DONE] before.
+    """
     if streamed and status is not None and status < 300:
         return _read_events(raw, error)
     return _read_body(raw, status, error)

@@ -25,7 +25,7 @@ from art_core.calls import Cause, ModelCall, Origin
 from art_core.capture import Scope, current_scope
 from art_core.exchange import split_step
 from art_langgraph.messages import to_openai
-from art_langgraph.routing import origin_of
+from art_langgraph.model_lookup import origin_of
 
 LLM_TYPE = "art-chat"
 """`_llm_type` of a `ChatArt`."""
@@ -222,6 +222,7 @@ class TrajectoryCallbackHandler(BaseCallbackHandler):
             return
         for listed in (self.nodes, self.tools):
             del listed[:-_LATEST]
+        kept: dict[Any, Any]
         for kept in (self.models, self.parents, self.answered, self._tools_running):
             while len(kept) > _LATEST:
                 del kept[next(iter(kept))]

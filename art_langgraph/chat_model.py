@@ -1,7 +1,7 @@
 """`ChatArt`: the chat model of a graph that is trained. A true `ChatOpenAI`, bound at call time.
 
 In: whatever a graph asks of a ChatOpenAI. Out: the same, from the model that the call's rollout
-names (`routing`), over a transport that records (`art_core.transport`). It needs no key and no
+names (`model_lookup`), over a transport that records (`art_core.transport`). It needs no key and no
 model when it is built. It leaves out recording: the wire does that, so no path can bypass it. What
 it knows of the model behind it is in `described`, how it is copied in `rebuilt`.
 """
@@ -29,13 +29,13 @@ from art_core.errors import ConfigError
 from art_core.route import Route
 from art_core.transport import HOLD_TIMEOUT, PLACEHOLDER_URL, async_client, sync_client
 from art_langgraph import answers
-from art_langgraph.call_route import arouted_at_start, current_route, routed, routed_at_start
 from art_langgraph.callbacks import LLM_TYPE
 from art_langgraph.completions import AsyncReadyCompletions, ReadyCompletions
+from art_langgraph.current_call import arouted_at_start, current_route, routed, routed_at_start
 from art_langgraph.described import DescribedChat
 from art_langgraph.messages import mend_tool_calls
+from art_langgraph.model_lookup import NAME, find_route, lost_call, note_stray_call
 from art_langgraph.rebuilt import FOUND_AT_CALL, NOT_GIVEN, NOT_OURS, RebuiltChat
-from art_langgraph.routing import NAME, find_route, lost_call, note_stray_call
 from art_langgraph.stand_in import settings_for
 from art_langgraph.training_payload import check_training_payload
 

@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, ParamSpec
 
+from art_core.awaited_rollout import adopt
 from art_core.capture import open_scope
 from art_core.errors import ConfigError, RolloutFailure
-from art_core.rollouts import adopt
 from art_core.trajectories import Trajectory
 from art_langgraph.chat_model import ChatArt
 from art_langgraph.endings import ended, reraise_own_cancel, verdict_on

@@ -13,10 +13,10 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
+from art_core.awaited_rollout import adopt
 from art_core.calls import ModelCall
 from art_core.capture import Scope
 from art_core.exchange import split_step
-from art_core.rollouts import adopt
 from art_core.trajectories import Trajectory
 from art_langgraph.callbacks import TrajectoryCallbackHandler, has_record
 from art_langgraph.endings import failed_beside

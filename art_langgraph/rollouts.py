@@ -27,9 +27,9 @@ from art_langgraph.endings import ended, hook_failure, reraise_own_cancel, verdi
 from art_langgraph.faults import Verdict
 from art_langgraph.graph_names import named_graph
 from art_langgraph.hooks import Hook, HookFailed, hooked
+from art_langgraph.model_lookup import ROLLOUT_KEY
 from art_langgraph.playing import NotPlayable, OnInterrupt, Part, play
 from art_langgraph.recorded import recorded, tell
-from art_langgraph.routing import ROLLOUT_KEY
 from art_langgraph.sources import GraphSource, open_graph
 from art_langgraph.targets import ModelLike, targets_of
 from art_langgraph.told import note_lost_calls, told_of, warn_without_calls

@@ -64,8 +64,9 @@ def read(later: ModelCall, before: ModelCall) -> bool:
         start = [*before.messages, before.message]
         there = later.messages[: len(start)]
         return len(there) == len(start) and all(map(same_message, there, start))
-    whole = [*before.prompt_ids.tolist(), *before.sampled_ids.tolist()]
-    return later.prompt_ids.tolist()[: len(whole)] == whole
+    whole: list[int] = [*before.prompt_ids.tolist(), *before.sampled_ids.tolist()]
+    start_of_later: list[int] = later.prompt_ids.tolist()[: len(whole)]
+    return start_of_later == whole
 
 
 @pytest.mark.parametrize("seed", range(100))

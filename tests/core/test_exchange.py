@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from art_core.calls import ModelCall, Origin, Sampling
-from art_core.exchange import calls_from_exchange
+from art_core.exchange import calls_of_reply
+from art_core.reply import read_reply
 from tests.stub_endpoint import call, completion, event, logprobs, usage
 
 
@@ -34,15 +35,13 @@ def read(
     error: str | None = None,
     **request: Any,
 ) -> list[ModelCall]:
-    return calls_from_exchange(
+    return calls_of_reply(
+        read_reply(raw, status, streamed=streamed, error=error),
         {"model": "agent@3", "messages": [], **request},
-        status,
         raw,
-        streamed=streamed,
         origin=Origin(node="agent"),
         started=1.0,
         ended=2.0,
-        error=error,
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import openai
 import pytest
+from langchain_core.messages import BaseMessage
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
 
@@ -185,7 +186,7 @@ def models(stub: Any) -> tuple[ChatOpenAI, ChatOpenAI]:
     return stock, ChatArt()
 
 
-def told(said: Any) -> dict[str, Any]:
+def told(said: BaseMessage) -> dict[str, Any]:
     """All of a message but the id of its run."""
     return said.model_dump(exclude={"id"})
 
