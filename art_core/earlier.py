@@ -9,7 +9,7 @@ are looked up, and only they are compared.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -23,21 +23,23 @@ class Earlier:
     """The calls so far.
 
     Args:
-        size: how many there will be at most.
+        calls: all that will be added or asked for.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, calls: Sequence[ModelCall]) -> None:
         self._calls: list[ModelCall] = []
-        self._read = np.zeros(size, np.int64)  # messages
-        self._ids = Prefixes(size)
+        self._read = np.zeros(len(calls), np.int64)  # messages
+        self._ids = Prefixes(len(calls))
         self._messages, self._messages_without_ids = _Answers(), _Answers()
+        self._all_have_ids = all(call.prompt_ids is not None for call in calls)
 
     def add(self, call: ModelCall) -> None:
         """The next call."""
         place = len(self._calls)
         self._calls.append(call)
         self._read[place] = len(call.messages)
-        self._messages.add(place, call)
+        if not self._all_have_ids:
+            self._messages.add(place, call)
         if call.prompt_ids is None or call.sampled_ids is None:
             self._messages_without_ids.add(place, call)
         else:
@@ -101,8 +103,8 @@ class _Answers:
 def _text_of(message: Message) -> str:
     """The same for messages that say the same; "" for what is no text."""
     content = message.get("content")
-    text = content.strip() if isinstance(content, str) else said(message)[1]
-    return text if isinstance(text, str) else ""
+    text = said(message)[1] if isinstance(content, list) else content
+    return text.strip() if isinstance(text, str) else ""
 
 
 def _goes_on(call: ModelCall, before: ModelCall) -> bool:

@@ -72,7 +72,7 @@ def read(later: ModelCall, before: ModelCall) -> bool:
 @pytest.mark.parametrize("seed", range(100))
 def test_what_is_looked_up_is_what_comparing_all_finds(seed: int) -> None:
     calls = some_calls(seed)
-    earlier = Earlier(len(calls))
+    earlier = Earlier(calls)
     for number, later in enumerate(calls):
         before = [c for c in calls[:number] if read(later, c)]
         most = max((len(c.messages) for c in before), default=0)
