@@ -59,7 +59,7 @@ def is_sample(call: ModelCall) -> bool:
 
 def as_choice(call: ModelCall) -> Choice:
     """The call's answer as OpenAI's client would have given it, with the record id as an extra."""
-    told = {
+    told: dict[str, Any] = {
         "index": call.choice_index,
         "finish_reason": call.finish_reason or "stop",
         "message": {"content": None, **call.message, "role": "assistant"},

@@ -222,8 +222,9 @@ class TrajectoryCallbackHandler(BaseCallbackHandler):
             return
         for listed in (self.nodes, self.tools):
             del listed[:-_LATEST]
-        kept: dict[Any, Any]
-        for kept in (self.models, self.parents, self.answered, self._tools_running):
+        by_key: tuple[dict[Any, Any], ...]
+        by_key = (self.models, self.parents, self.answered, self._tools_running)
+        for kept in by_key:
             while len(kept) > _LATEST:
                 del kept[next(iter(kept))]
         if len(self._asked) > _LATEST:  # LangChain does not tell of a call that was cancelled

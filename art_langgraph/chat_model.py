@@ -33,7 +33,7 @@ from art_langgraph.callbacks import LLM_TYPE
 from art_langgraph.completions import AsyncReadyCompletions, ReadyCompletions
 from art_langgraph.current_call import arouted_at_start, current_route, routed, routed_at_start
 from art_langgraph.described import DescribedChat
-from art_langgraph.messages import mend_tool_calls
+from art_langgraph.messages import mend_texts, mend_tool_calls
 from art_langgraph.model_lookup import NAME, find_route, lost_call, note_stray_call
 from art_langgraph.rebuilt import FOUND_AT_CALL, NOT_GIVEN, NOT_OURS, RebuiltChat
 from art_langgraph.stand_in import settings_for
@@ -247,7 +247,7 @@ class ChatArt(DescribedChat, RebuiltChat):
         self, input_: LanguageModelInput, *, stop: list[str] | None = None, **kwargs: Any
     ) -> dict[str, Any]:
         payload = super()._get_request_payload(input_, stop=stop, **kwargs)
-        payload["messages"] = mend_tool_calls(payload["messages"])
+        payload["messages"] = mend_texts(mend_tool_calls(payload["messages"]))
         if (route := current_route()) is not None:
             if route.target.token_data:
                 asked = input_ if isinstance(input_, list) else []  # LangChain's paths give a list

@@ -236,6 +236,60 @@ def test_streamed_tool_calls_are_put_together() -> None:
     assert kept.message["tool_calls"] == [call("add", '{"a": 1}', "c1"), call("now", "{}", "c2")]
 
 
+def delta_of(
+    index: int | None, call_id: str | None = None, name: str = "", arguments: str = ""
+) -> dict[str, Any]:
+    """A part of a tool call, its name and id left out where they are not given."""
+    function = {"arguments": arguments} | ({"name": name} if name else {})
+    part = {"index": index, "function": function} | ({"id": call_id} if call_id else {})
+    return {**event(), "choices": [{"index": 0, "delta": {"tool_calls": [part]}}]}
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        # One index for all calls: a new id opens a new one.
+        [
+            delta_of(0, "a", "f", '{"x": 1}'),
+            delta_of(0, "b", "g", '{"y":'),
+            delta_of(0, None, "", " 2}"),
+        ],
+        # No index, the id in every part.
+        [
+            delta_of(None, "a", "f", '{"x":'),
+            delta_of(None, "a", "", " 1}"),
+            delta_of(None, "b", "g", '{"y": 2}'),
+        ],
+        # No index, the id in the first part only.
+        [
+            delta_of(None, "a", "f", '{"x":'),
+            delta_of(None, None, "", " 1}"),
+            delta_of(None, "b", "g", '{"y": 2}'),
+        ],
+        # Counted from 1.
+        [delta_of(1, "a", "f", '{"x": 1}'), delta_of(2, "b", "g", '{"y": 2}')],
+        # One id for all calls, by index and without.
+        [delta_of(0, "a", "f", '{"x": 1}'), delta_of(1, "a", "g", '{"y": 2}')],
+        [delta_of(None, "a", "f", '{"x": 1}'), delta_of(None, "a", "g", '{"y": 2}')],
+        # By turns.
+        [
+            delta_of(0, "a", "f", '{"x":'),
+            delta_of(1, "b", "g", '{"y":'),
+            delta_of(0, None, "", " 1}"),
+            delta_of(1, None, "", " 2}"),
+        ],
+    ],
+)
+def test_calls_are_told_apart_however_a_server_numbers_them(parts: list[dict[str, Any]]) -> None:
+    (kept,) = stream(*parts, event(ids=[5, 6], finish_reason="tool_calls"))
+    functions = [c["function"] for c in kept.message["tool_calls"]]
+    assert [(f["name"], f["arguments"]) for f in functions] == [
+        ("f", '{"x": 1}'),
+        ("g", '{"y": 2}'),
+    ]
+    assert ids(kept) == [5, 6]
+
+
 def test_ids_swallowed_by_a_tool_parser_are_noticed() -> None:
     """Case 011: 4 ids and logprobs came, usage says 9; the reason names both numbers."""
     (kept,) = stream(

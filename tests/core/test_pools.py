@@ -28,13 +28,17 @@ class Made:
 
     def sync(self) -> httpx.BaseTransport:
         self.made += 1
-        return self._counted(httpx.HTTPTransport(), "close")
+        transport = httpx.HTTPTransport()
+        self._count(transport, "close")
+        return transport
 
     def of_loop(self) -> httpx.AsyncBaseTransport:
         self.made += 1
-        return self._counted(httpx.AsyncHTTPTransport(), "aclose")
+        transport = httpx.AsyncHTTPTransport()
+        self._count(transport, "aclose")
+        return transport
 
-    def _counted(self, transport: Any, name: str) -> Any:
+    def _count(self, transport: Any, name: str) -> None:
         close: Callable[[], Any] = getattr(transport, name)
 
         def counted() -> Any:
@@ -42,7 +46,6 @@ class Made:
             return close()
 
         setattr(transport, name, counted)
-        return transport
 
 
 @contextmanager
