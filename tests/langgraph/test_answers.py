@@ -225,6 +225,9 @@ WHOLE = {
     "two finish chunks": framed(
         event("ab", [3]), event(finish_reason="stop"), event(ids=[4], finish_reason="stop")
     ),
+    "events without data": framed(
+        event("a", [3]), event("b", [4]), COUNTED, between=b"id: 1\n\nevent: ping\n\n"
+    ),
     "an empty chunk": framed(
         {**event(), "choices": []}, event("a", [3]), event("b", [4], finish_reason="stop")
     ),
@@ -241,6 +244,8 @@ def test_case_012_streams_of_every_form_are_whole(kind: str, is_async: bool) -> 
     with recording([WHOLE[kind]]) as (_, scope):
         said = asyncio.run(llm.ainvoke("hi")) if is_async else llm.invoke("hi")
     assert said.content == "ab"
+    assert said.response_metadata["finish_reason"] == "stop"
+    assert said.response_metadata["model_name"] == "agent@3"
     (kept,) = scope.calls
     assert (kept.error, kept.finish_reason, kept.message["content"]) == (None, "stop", "ab")
     assert ids(scope) == [[3, 4]]
