@@ -71,6 +71,10 @@ class StaleCall(GroupError):
     """A call was answered by an older step than `max_staleness` allows."""
 
 
+class RenderError(ARTError):
+    """A conversation has no exact form under the base model's chat template."""
+
+
 class RunFolderError(ARTError):
     """The run folder can't be made, read or written."""
 
