@@ -64,6 +64,10 @@ class TrainConfig(_Config):
     """Optimizer steps a train call makes over its groups."""
     max_tokens_per_row: int = Field(4096, ge=16)
     """Positions computed at once; bounds the memory of a step."""
+    too_long: Literal["error", "drop", "cut"] = "error"
+    """What becomes of a call with more positions than a row may have: the step is refused; it is
+    left out; or its sample is cut to what fits, and left out where nothing of it would be left.
+    Both are counted ("misfit/too long", "misfit/cut")."""
     max_staleness: int = Field(4, ge=0)
     """A call may be at most this many steps older than the policy being trained."""
     mask_truncated: bool = False

@@ -13,6 +13,7 @@ import atexit
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -23,9 +24,11 @@ import torch
 
 from art_core import checkpoints
 from art_core.backend import Inference, TrainResult
+from art_core.batch.rendered import render_missing_prompts
 from art_core.batch.select import Selection, select
 from art_core.config import EngineConfig, TrainConfig
-from art_core.engine.base import AdapterRef
+from art_core.drift import drifts
+from art_core.engine.base import AdapterRef, Tokenizer
 from art_core.engine.chat_service import ChatService
 from art_core.engine.embedded import EmbeddedEngine
 from art_core.engine.model_registry import ModelRegistry
@@ -138,15 +141,24 @@ class LocalBackend:
         async with run.training:
             self._run(model)  # it may have been closed while this call waited
             await self.join(model, [trajectory for group in groups for trajectory in group])
-            selection = select(groups, model=model.name, step=run.step, config=config)
+            selection = select(
+                groups,
+                model=model.name,
+                step=run.step,
+                config=config,
+                vocab_size=run.serving.model.vocab_size,
+            )
             run.stop = threading.Event()
             step = asyncio.create_task(self._step(run, groups, selection, config))
             return await _to_its_end(step, run.stop)
 
     async def join(self, model: TrainableModel, trajectories: Sequence[Trajectory]) -> None:
-        """As `Backend.join`."""
-        records = self._run(model).serving.service.records
-        await asyncio.to_thread(join_records, trajectories, records)
+        """As `Backend.join`; prompts that a server sent no ids of are rendered."""
+        serving = self._run(model).serving
+        await asyncio.to_thread(join_records, trajectories, serving.service.records)
+        await asyncio.to_thread(
+            render_missing_prompts, trajectories, serving.engine.tokenizer, model=model.name
+        )
 
     async def get_step(self, model: TrainableModel) -> int:
         """As `Backend.get_step`."""
@@ -294,6 +306,7 @@ class LocalBackend:
         """Keep what was played, learn from it, keep the figures."""
         played = run.step
         means = summarize(groups) if groups else {}
+        drift = await asyncio.to_thread(_drift, groups, run.serving.engine.tokenizer)
         if groups:
             await asyncio.to_thread(write_trajectories, run.run, "train", played, groups)
         result = TrainResult(played, trained=False, skipped=tuple(selection.skipped))
@@ -303,6 +316,8 @@ class LocalBackend:
             _log.info("group %d is not trained: %s", skip.group, skip.reason)
         figures = {
             **means,
+            **drift,
+            **{f"misfit/{cause}": number for cause, number in selection.misfits.items()},
             **result.metrics,
             "trained": result.trained,
             "skipped": len(result.skipped),
@@ -353,6 +368,16 @@ class LocalBackend:
             skipped=tuple(selection.skipped),
             checkpoint_path=str(path),
         )
+
+
+def _drift(groups: Sequence[TrajectoryGroup], tokenizer: Tokenizer) -> dict[str, float]:
+    """Calls that drifted, in all and by cause; of each cause the first is shown."""
+    found = [d for group in groups for t in group for d in drifts(t.calls, tokenizer.decode)]
+    causes = Counter(drift.cause for drift in found)
+    for cause, number in causes.items():
+        first = next(drift for drift in found if drift.cause == cause)
+        _log.warning("%d calls drifted from the history they appended to: %s", number, first)
+    return {"drift": len(found), **{f"drift/{cause}": n for cause, n in causes.items()}}
 
 
 async def _to_its_end(task: asyncio.Task[T], stop: threading.Event) -> T:

@@ -8,16 +8,18 @@ the group and the trajectory, raised before anything changes.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, SupportsFloat
 
 from art_core.backend import Skipped
 from art_core.batch.advantages import are_equal, group_advantages
+from art_core.batch.fitting import Fitted, Misfit, fit
 from art_core.batch.forest import Sample
 from art_core.calls import ModelCall
 from art_core.config import TrainConfig
-from art_core.errors import GroupError, NoTrainableTokens, RewardError, StaleCall, WrongModel
+from art_core.errors import NoTrainableTokens, RewardError, StaleCall, WrongModel
 from art_core.trajectories import Trajectory, TrajectoryGroup
 
 
@@ -32,6 +34,8 @@ class Selection:
     """Groups that are trained."""
     share: float
     """Of all trajectories, those that are trained."""
+    misfits: Counter[Misfit] = field(default_factory=Counter)
+    """Calls that were left out or cut, by cause."""
 
 
 def select(
@@ -40,20 +44,25 @@ def select(
     model: str,
     step: int,
     config: TrainConfig,
+    vocab_size: int | None = None,
 ) -> Selection:
     """Choose the calls of `model` and give each its trajectory's advantage.
 
     Calls that came without tokens have been joined with the server's records before (`join`).
 
+    Args:
+        vocab_size: ids that the model knows; None: they are not looked at.
+
     Raises:
         RewardError: a reward is missing, NaN or infinite.
         WrongModel: the calls of a trajectory are another model's.
         StaleCall: a call is older than `config.max_staleness` steps.
-        GroupError: a call has more tokens than a row may have.
+        GroupError: a call has more tokens than a row may have, and `config.too_long` is "error".
         NoTrainableTokens: a completed trajectory has no call whose ids are known.
     """
     samples: list[Sample] = []
     skipped: list[Skipped] = []
+    misfits: Counter[Misfit] = Counter()
     trajectories = 0
     trained = 0
     for index, group in enumerate(groups):
@@ -67,18 +76,17 @@ def select(
         for i, (trajectory, advantage) in enumerate(zip(group, advantages, strict=True)):
             where = f"trajectory {i} of group {index}"
             calls = _calls(trajectory, model, where)
-            kept = [c for c in calls if not (config.mask_truncated and c.finish_reason == "length")]
-            if not kept:
-                why = (
-                    "its calls were all cut by their token limit"
-                    if calls
-                    else f"it ended by {trajectory.ended} before the model said anything"
-                )
+            whole = [
+                c for c in calls if not (config.mask_truncated and c.finish_reason == "length")
+            ]
+            fitted = fit(whole, config, vocab_size=vocab_size, where=where)
+            misfits += fitted.misfits
+            if not fitted.calls:
+                why = _why_silent(trajectory, calls, fitted)
                 skipped.append(Skipped(index, f"trajectory {i}: {why}", 1))
                 continue
-            for call in kept:
+            for call in fitted.calls:
                 _check_age(call, step, config.max_staleness, where)
-                _check_length(call, config.max_tokens_per_row, where)
                 samples.append(
                     Sample.of(
                         call,
@@ -91,7 +99,8 @@ def select(
             trajectories += 1
         trained += trajectories > before
     everyone = sum(len(group) for group in groups)
-    return Selection(samples, skipped, trained, trajectories / everyone if everyone else 0.0)
+    share = trajectories / everyone if everyone else 0.0
+    return Selection(samples, skipped, trained, share, misfits)
 
 
 def _reward(trajectory: Trajectory, group: int, index: int) -> float:
@@ -115,6 +124,15 @@ def _why_not(group: TrajectoryGroup, rewards: Sequence[float]) -> str | None:
     if are_equal(rewards):
         return f"all {len(rewards)} rewards are equal ({rewards[0]:g}): nothing to learn from"
     return None
+
+
+def _why_silent(trajectory: Trajectory, calls: Sequence[ModelCall], fitted: Fitted) -> str:
+    if fitted.misfits:
+        causes = ", ".join(f"{number} {cause}" for cause, number in fitted.misfits.items())
+        return f"no call of it fits the model: {causes}"
+    if calls:
+        return "its calls were all cut by their token limit"
+    return f"it ended by {trajectory.ended} before the model said anything"
 
 
 def _calls(trajectory: Trajectory, model: str, where: str) -> list[ModelCall]:
@@ -164,17 +182,4 @@ def _check_age(call: ModelCall, step: int, allowed: int, where: str) -> None:
             f"a call of {where} was answered by step {call.step}, {step - call.step} steps ago",
             expected=f"at most max_staleness={allowed} steps behind step {step}",
             fix="Gather anew, or raise TrainConfig(max_staleness=...).",
-        )
-
-
-def _check_length(call: ModelCall, allowed: int, where: str) -> None:
-    assert call.prompt_ids is not None
-    assert call.sampled_ids is not None
-    computed = len(call.prompt_ids) + len(call.sampled_ids) - 1  # the last one predicts nothing
-    if computed > allowed:
-        raise GroupError(
-            f"a call of {where}, asked by {call.origin}, is too long for a row",
-            got=computed,
-            expected=f"at most max_tokens_per_row={allowed} tokens",
-            fix="Raise TrainConfig(max_tokens_per_row=...), or shorten the rollout.",
         )
