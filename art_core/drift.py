@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from art_core.calls import Ids, ModelCall
-from art_core.histories import extends_ids, extends_messages
+from art_core.histories import same_message
 
 DriftCause: TypeAlias = Literal[
     "tools changed", "history rewritten", "answer rewritten", "re-encoded"
@@ -77,18 +77,38 @@ def _parents(call: ModelCall, known: Sequence[ModelCall]) -> list[ModelCall]:
     for one in sorted(ours, key=lambda c: -len(c.messages)):
         if parents and len(one.messages) < len(parents[0].messages):
             break
-        if extends_messages(call, one):
+        if _extends_messages(call, one):
             parents.append(one)
     return parents
 
 
+def extends_ids(call: ModelCall, before: ModelCall) -> bool:
+    """True if the prompt of `call` begins with what `before` read and sampled; both have ids."""
+    assert call.prompt_ids is not None
+    head = _had(before)
+    return bool(np.array_equal(call.prompt_ids[: len(head)], head))
+
+
+def _extends_messages(call: ModelCall, before: ModelCall) -> bool:
+    """True if the messages of `call` begin with those of `before` and its answer."""
+    read, size = call.messages, len(before.messages)
+    return (
+        len(read) > size
+        and same_message(read[size], before.message)
+        and all(map(same_message, read[:size], before.messages))
+    )
+
+
+def _had(call: ModelCall) -> Ids:
+    assert call.prompt_ids is not None
+    assert call.sampled_ids is not None
+    return np.concatenate([call.prompt_ids, call.sampled_ids])
+
+
 def drift(call: ModelCall, parent: ModelCall, decode: Decode | None = None) -> Drift:
     """How `call` drifts from `parent`, which it goes on from by its messages; both have ids."""
-    assert parent.prompt_ids is not None
-    assert parent.sampled_ids is not None
     assert call.prompt_ids is not None
-    had = np.concatenate([parent.prompt_ids, parent.sampled_ids])
-    reads = call.prompt_ids
+    had, reads = _had(parent), call.prompt_ids
     size = min(len(had), len(reads))
     differs = np.flatnonzero(had[:size] != reads[:size])
     at = int(differs[0]) if len(differs) else size

@@ -43,22 +43,9 @@ def chains(calls: Sequence[ModelCall]) -> list[list[ModelCall]]:
 def goes_on(call: ModelCall, before: ModelCall) -> bool:
     """True if `call` read the whole of `before`: by ids, or by messages where either has none."""
     if before.sampled_ids is None or before.prompt_ids is None or call.prompt_ids is None:
-        return extends_messages(call, before)
-    return extends_ids(call, before)
-
-
-def extends_messages(call: ModelCall, before: ModelCall) -> bool:
-    """True if the messages of `call` begin with those of `before` and its answer."""
-    start = [*before.messages, before.message]
-    read = call.messages[: len(start)]
-    return len(read) == len(start) and all(map(same_message, read, start))
-
-
-def extends_ids(call: ModelCall, before: ModelCall) -> bool:
-    """True if the prompt of `call` begins with what `before` read and sampled; both have ids."""
-    assert call.prompt_ids is not None
-    assert before.prompt_ids is not None
-    assert before.sampled_ids is not None
+        start = [*before.messages, before.message]
+        read = call.messages[: len(start)]
+        return len(read) == len(start) and all(map(same_message, read, start))
     middle = len(before.prompt_ids)
     end = middle + len(before.sampled_ids)
     return (

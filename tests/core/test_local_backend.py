@@ -25,6 +25,7 @@ from openai.types.chat import ChatCompletion
 
 import art_core as art
 from art_core import checkpoints
+from art_core.drift import extends_ids
 from art_core.errors import (
     BaseModelError,
     CheckpointError,
@@ -39,7 +40,6 @@ from art_core.errors import (
     TrainingError,
     WrongModel,
 )
-from art_core.histories import extends_ids
 from art_core.nn.lora import LoraModel
 from art_core.records import RecordStore
 from art_core.rundir import RunDir
