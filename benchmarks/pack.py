@@ -167,7 +167,8 @@ def _table(columns: Sequence[tuple[Any, ...]]) -> npt.NDArray[np.float64]:
     parts = [context >> np.uint64(32), context & np.uint64(2**32 - 1)]
     parts += [np.concatenate([c[i] for c in columns]) for i in (1, 2, 3)]
     table = np.stack([part.astype(np.float64) for part in parts])
-    return table[:, np.lexsort(table)]
+    exact = table[-2::-1]  # an advantage may differ in its last bit
+    return table[:, np.lexsort(exact)]
 
 
 def _same(one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> bool:
