@@ -19,7 +19,8 @@ from art_core.errors import CheckpointError, GroupError, TrainingError
 from art_core.nn.lora import LoraModel
 from art_core.training import logprobs
 from art_core.training.logprobs import entry_logprobs
-from art_core.training.trainer import OPTIMIZER, STATE, Trainer
+from art_core.training.moments import OPTIMIZER, STATE
+from art_core.training.trainer import Trainer
 from tests.core.samples import make_sample, random_calls
 from tests.core.tiny_policy import (
     NAME,
