@@ -49,9 +49,9 @@ def candidate(
         RewardError, WrongModel, StaleCall, GroupError, NoTrainableTokens: see `select`.
         NotFinite: it has to be left out.
     """
-    reward = finite(trajectory.reward, f"reward of {where}")
+    reward = _finite(trajectory.reward, "reward", where)
     parts = tuple(
-        finite(trajectory.metrics.get(name), f"metrics[{name!r}] of {where}")
+        _finite(trajectory.metrics.get(name), f"metrics[{name!r}]", where)
         for name in config.reward_parts
     )
     calls = _calls(trajectory, model, where)
@@ -70,27 +70,22 @@ def candidate(
             if calls
             else f"it ended by {trajectory.ended} before the model said anything"
         )
-    own = [None if c.reward is None else finite(c.reward, f"a call of {where}") for c in kept]
+    own = [None if c.reward is None else _finite(c.reward, "reward of a call", where) for c in kept]
     value = worth(reward, own, config.call_rewards)
     return Candidate(index, kept, why_silent, value, parts, length)
 
 
-def finite(reward: Any, what: str) -> float:
-    """`reward`, whatever the user assigned, as a float.
-
-    Raises:
-        RewardError: it is missing or no number.
-        NotFinite: it is NaN or infinite.
-    """
+def _finite(reward: Any, what: str, where: str) -> float:
+    """`reward`, whatever the user assigned, as a float."""
     if not isinstance(reward, SupportsFloat):
         raise RewardError(
-            what,
+            f"{what} of {where}",
             got=reward,
             expected="a finite number",
             fix="Set traj.reward before training, or leave the trajectory out of its group.",
         )
     if not math.isfinite(reward):
-        raise NotFinite(f"{what} is {float(reward)}")
+        raise NotFinite(f"its {what} is {float(reward)}")
     return float(reward)
 
 

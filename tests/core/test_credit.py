@@ -162,9 +162,7 @@ def test_a_call_whose_reward_is_not_finite_leaves_its_trajectory_out() -> None:
     odd = Trajectory(reward=0.0, calls=[make_call(reward=float("inf"))])
     selection = chosen(odd, played(1, "act"), played(0, "act"))
     assert [s.advantage for s in selection.samples] == [0.5, -0.5]
-    assert [s.reason for s in selection.skipped] == [
-        "trajectory 0: a call of trajectory 0 of group 0 is inf"
-    ]
+    assert [s.reason for s in selection.skipped] == ["trajectory 0: its reward of a call is inf"]
 
 
 def test_places() -> None:
