@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -19,8 +18,10 @@ from art_core.errors import CheckpointError, GroupError, TrainingError
 from art_core.nn.lora import LoraModel
 from art_core.training import logprobs
 from art_core.training.logprobs import entry_logprobs
-from art_core.training.trainer import OPTIMIZER, STATE, Trainer
-from tests.core.samples import make_sample, random_calls
+from art_core.training.moments import OPTIMIZER, STATE
+from art_core.training.trainer import Trainer
+from tests.core.samples import make_sample
+from tests.core.samples import policy_calls as calls
 from tests.core.tiny_policy import (
     NAME,
     in_peft,
@@ -34,19 +35,6 @@ from tests.core.tiny_policy import (
 
 # A step big enough to be seen in every weight.
 CONFIG = TrainConfig(learning_rate=1e-3, entropy_coef=0.01)
-
-
-def calls(seed: int = 0) -> list[Sample]:
-    """Random calls whose sampler was near the policy: old logprobs of about -log 300."""
-    rng = np.random.default_rng([seed, 1])
-    return [
-        replace(
-            sample,
-            logprobs=rng.normal(-5.7, 0.3, len(sample.sampled_ids)).astype(np.float32),
-            weight=0.0,
-        )
-        for sample in random_calls(seed, vocab=300, groups=2)
-    ]
 
 
 def peft_twin(model: LoraModel, base: Path, folder: Path) -> Any:
