@@ -177,8 +177,8 @@ class _Paths:
         ends = np.cumsum([s.positions for s in samples]).tolist()
         bounds = list(zip([0, *ends[:-1]], ends, strict=True))
         # Big-endian bytes compare like the ids themselves; a prefix sorts before what extends it.
-        text = flat.astype(">i4").tobytes()
-        keys = [text[4 * a : 4 * b] for a, b in bounds]
+        big_endian = flat.astype(">i4")
+        keys = [big_endian[a:b].tobytes() for a, b in bounds]
         order = sorted(range(len(keys)), key=keys.__getitem__)
         ids = [flat[slice(*bounds[i])] for i in order]
         after = [*order[1:], None]

@@ -113,7 +113,10 @@ def select(
     everyone = sum(len(group) for group in groups)
     share = trajectories / everyone if everyone else 0.0
     skipped.sort(key=lambda skip: skip.group)
-    misfits = sum((one.misfits for found in compared for one in found.candidates), Counter())
+    misfits = Counter[Misfit]()
+    for found in compared:
+        for one in found.candidates:
+            misfits.update(one.misfits)
     return Selection(samples, skipped, trained, share, after, misfits)
 
 
