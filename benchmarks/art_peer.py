@@ -5,7 +5,8 @@ JSON for each. "run" tokenises and packs as ART's local backend does before a st
 CPU seconds; "check" writes what it would train to the file given. Knows nothing of art_core.
 """
 
-# mypy: ignore-errors - it runs, and is typed, where our packages are not installed
+# It runs where our packages are not installed, and the other way round:
+# mypy: ignore-errors
 
 import json
 import os

@@ -83,7 +83,8 @@ def context_hashes(ids: npt.NDArray[Any], depth: npt.NDArray[Any]) -> Hashes:
     x = ids.astype(np.uint64) << np.uint64(32) | depth.astype(np.uint64)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         x = (x + np.uint64(0x9E3779B97F4A7C15) ^ x >> np.uint64(shift)) * np.uint64(factor)
-    return x ^ x >> np.uint64(31)
+    mixed: Hashes = x ^ x >> np.uint64(31)
+    return mixed
 
 
 def row_hashes(row: Row) -> Hashes:
@@ -97,7 +98,8 @@ def row_hashes(row: Row) -> Hashes:
     np.subtract.at(above, segments.subtree_end, whole)
     lengths = segments.end - segments.start
     inside = own - np.repeat(before[segments.start], lengths)
-    return inside + np.cumsum(above, dtype=np.uint64)[:-1]
+    seen: Hashes = inside + np.cumsum(above, dtype=np.uint64)[:-1]
+    return seen
 
 
 def gate(

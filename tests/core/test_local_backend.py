@@ -507,7 +507,7 @@ async def test_bad_tokens_are_counted_and_the_rest_trains_as_if_alone(
     good = undisturbed.groups[0]
     call = good[0].trajectories[0].calls[0]
     assert call.logprobs is not None
-    bad = {
+    bad: dict[str, dict[str, Any]] = {
         "nan": {"logprobs": call.logprobs * np.nan},
         "positive": {"logprobs": -call.logprobs + 1},
         "fewer": {"logprobs": call.logprobs[1:]},
