@@ -136,14 +136,11 @@ class Trainer:
         try:
             with self.undone_on_error():
                 return self._learn(samples, updates, config, reference, watch)
-        except (RuntimeError, MemoryError) as error:
-            traceback.clear_frames(error.__traceback__)  # they hold the tensors of the step
-            if not is_out_of_memory(error):
-                raise TrainingError(
-                    f"the step failed ({error})", fix="The adapter is unchanged."
-                ) from error
+        except TrainingError as error:
+            if error.__cause__ is None or not is_out_of_memory(error.__cause__):
+                raise
             return OutOfMemory(
-                reason=str(error),
+                reason=str(error.__cause__),
                 row=watch.row,
                 fitted=watch.fitted,
                 longest_row=max(map(len, rows)),
@@ -184,19 +181,28 @@ class Trainer:
             parts.append(replace(part, loss=part.loss.detach()))
             watch.end(row.row)
         figures = _figures(parts, sum(float(row.row.entries.weight.sum()) for row in rows))
+        norm = self.descend(figures["loss"], config, config.learning_rate)
+        return {**figures, "grad_norm": norm}
+
+    def descend(self, loss: float, config: TrainConfig, learning_rate: float) -> float:
+        """Take the gradients that were gathered for `loss`: clip, update. Returns their norm.
+
+        Raises:
+            NonFiniteStep: `loss`, a gradient or a new weight is not finite.
+        """
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
-        self._check_gradient(figures["loss"], float(norm))
+        self._check_gradient(loss, float(norm))
         torch.nn.utils.clip_grads_with_norm_(self._parameters, config.max_grad_norm, norm)
         for group in self._optimizer.param_groups:
             group.update(
-                lr=config.learning_rate, betas=config.adam_betas, weight_decay=config.weight_decay
+                lr=learning_rate, betas=config.adam_betas, weight_decay=config.weight_decay
             )
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        self._check_weights(config)
+        self._check_weights(learning_rate)
         self._state = replace(self._state, updates=self._state.updates + 1)
-        return {**figures, "grad_norm": float(norm)}
+        return float(norm)
 
     def _loss(self, known: KnownRow, config: TrainConfig) -> LossParts:
         logprobs, entropies = entry_logprobs(self._model, known.row)
@@ -230,7 +236,7 @@ class Trainer:
             fix="The adapter is unchanged. Lower the learning rate, or look for wild rewards.",
         )
 
-    def _check_weights(self, config: TrainConfig) -> None:
+    def _check_weights(self, learning_rate: float) -> None:
         if bool(torch.nn.utils.get_total_norm(self._parameters).isfinite()):
             return
         bad = first_bad(self._named())
@@ -238,7 +244,7 @@ class Trainer:
             raise NonFiniteStep(
                 "the update made weights that are not finite",
                 tensor=bad,
-                got={"learning_rate": config.learning_rate},
+                got={"learning_rate": learning_rate},
                 fix="The adapter is unchanged. Lower the learning rate.",
             )
 
@@ -248,19 +254,30 @@ class Trainer:
 
     @contextmanager
     def undone_on_error(self) -> Iterator[None]:
-        """Put adapter and optimizer back as they were if the body raises."""
+        """Put adapter and optimizer back as they were if the body raises.
+
+        Raises:
+            TrainingError: for an error of torch, or want of memory; it holds no tensor.
+        """
         weights = [p.detach().clone() for p in self._parameters]
         moments = get_moments(self._optimizer, self._parameters)
         state = self._state
         try:
             yield
-        except BaseException:
+        except BaseException as error:
             self._optimizer.zero_grad(set_to_none=True)
             with torch.no_grad():
                 for parameter, weight in zip(self._parameters, weights, strict=True):
                     parameter.copy_(weight)
             set_moments(self._optimizer, self._parameters, moments)
             self._state = state
+            if isinstance(error, RuntimeError | MemoryError):
+                traceback.clear_frames(error.__traceback__)  # they hold the tensors of the step
+                raise TrainingError(
+                    f"the step failed ({error})",
+                    fix="The adapter is unchanged. If memory ran out, lower "
+                    "TrainConfig(max_tokens_per_row=...).",
+                ) from error
             raise
         finally:
             del weights, moments  # an error keeps this frame alive
