@@ -508,9 +508,9 @@ async def test_the_reference_may_be_a_step_or_a_folder(
         assert result.metrics["kl_reference"] == pytest.approx(0, abs=1e-9)
         with pytest.raises(CheckpointError, match=r"0009.*Whole steps there: \[0, 1, 2, 3\]"):
             await model.train(second, held.model_copy(update={"kl_penalty_reference_step": 9}))
+        lost = held.model_copy(update={"kl_ref_adapter_path": str(tmp_path / "nowhere")})
         with pytest.raises(CheckpointError, match="adapter can't be read"):
-            elsewhere = str(tmp_path / "nowhere")
-            await model.train(second, held.model_copy(update={"kl_ref_adapter_path": elsewhere}))
+            await model.train(second, lost)
         assert await model.get_step() == 3
         await say(model)
 
