@@ -23,6 +23,7 @@ from art_core.batch.minibatches import minibatches
 from art_core.config import TrainConfig
 from art_core.errors import NonFiniteStep, TrainingError
 from art_core.nn.lora import LoraModel
+from art_core.training.entropy import EntropyBonus
 from art_core.training.known import KnownRow, known_rows
 from art_core.training.logprobs import entry_logprobs
 from art_core.training.loss import LossParts, Tokens, row_loss
@@ -136,14 +137,11 @@ class Trainer:
         try:
             with self.undone_on_error():
                 return self._learn(samples, updates, config, reference, watch)
-        except (RuntimeError, MemoryError) as error:
-            traceback.clear_frames(error.__traceback__)  # they hold the tensors of the step
-            if not is_out_of_memory(error):
-                raise TrainingError(
-                    f"the step failed ({error})", fix="The adapter is unchanged."
-                ) from error
+        except TrainingError as error:
+            if error.__cause__ is None or not is_out_of_memory(error.__cause__):
+                raise
             return OutOfMemory(
-                reason=str(error),
+                reason=str(error.__cause__),
                 row=watch.row,
                 fitted=watch.fitted,
                 longest_row=max(map(len, rows)),
@@ -176,29 +174,51 @@ class Trainer:
     ) -> dict[str, float]:
         """One optimizer step."""
         self._optimizer.zero_grad(set_to_none=True)
+        bonus = self._bonus(config)
         parts = []
         for row in rows:
             watch.row = len(row.row)
-            part = self._loss(row, config)
+            part = self._loss(row, config, bonus.weight)
             part.loss.backward()
             parts.append(replace(part, loss=part.loss.detach()))
             watch.end(row.row)
         figures = _figures(parts, sum(float(row.row.entries.weight.sum()) for row in rows))
+        norm = self.descend(figures["loss"], config, config.learning_rate)
+        if config.entropy_target is not None:
+            bonus_after = bonus.after(
+                figures["entropy"], target=config.entropy_target, step=config.entropy_step
+            )
+            self._state = replace(self._state, bonus=bonus_after)
+            figures["entropy_coef"] = bonus.weight
+        return {**figures, "grad_norm": norm}
+
+    def _bonus(self, config: TrainConfig) -> EntropyBonus:
+        """Of the update to come."""
+        if config.entropy_target is None or self._state.bonus is None:
+            return EntropyBonus(config.entropy_coef, acts=True)
+        return self._state.bonus
+
+    def descend(self, loss: float, config: TrainConfig, learning_rate: float) -> float:
+        """Take the gradients that were gathered for `loss`: clip, update. Returns their norm.
+
+        Raises:
+            NonFiniteStep: `loss`, a gradient or a new weight is not finite.
+        """
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
-        self._check_gradient(figures["loss"], float(norm))
+        self._check_gradient(loss, float(norm))
         torch.nn.utils.clip_grads_with_norm_(self._parameters, config.max_grad_norm, norm)
         for group in self._optimizer.param_groups:
             group.update(
-                lr=config.learning_rate, betas=config.adam_betas, weight_decay=config.weight_decay
+                lr=learning_rate, betas=config.adam_betas, weight_decay=config.weight_decay
             )
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        self._check_weights(config)
+        self._check_weights(learning_rate)
         self._state = replace(self._state, updates=self._state.updates + 1)
-        return {**figures, "grad_norm": float(norm)}
+        return float(norm)
 
-    def _loss(self, known: KnownRow, config: TrainConfig) -> LossParts:
+    def _loss(self, known: KnownRow, config: TrainConfig, entropy_coef: float) -> LossParts:
         logprobs, entropies = entry_logprobs(self._model, known.row)
         entries = known.row.entries
 
@@ -216,8 +236,13 @@ class Trainer:
             sampler=None if known.sampler is None else tensor(known.sampler),
             reference=None if known.reference is None else tensor(known.reference),
             staleness=tensor(known.staleness),
+            left_out=(
+                None
+                if known.left_out is None
+                else torch.as_tensor(known.left_out, device=logprobs.device)
+            ),
         )
-        return row_loss(tokens, config)
+        return row_loss(tokens, config, entropy_coef=entropy_coef)
 
     def _check_gradient(self, loss: float, norm: float) -> None:
         if math.isfinite(loss) and math.isfinite(norm):
@@ -230,7 +255,7 @@ class Trainer:
             fix="The adapter is unchanged. Lower the learning rate, or look for wild rewards.",
         )
 
-    def _check_weights(self, config: TrainConfig) -> None:
+    def _check_weights(self, learning_rate: float) -> None:
         if bool(torch.nn.utils.get_total_norm(self._parameters).isfinite()):
             return
         bad = first_bad(self._named())
@@ -238,7 +263,7 @@ class Trainer:
             raise NonFiniteStep(
                 "the update made weights that are not finite",
                 tensor=bad,
-                got={"learning_rate": config.learning_rate},
+                got={"learning_rate": learning_rate},
                 fix="The adapter is unchanged. Lower the learning rate.",
             )
 
@@ -248,19 +273,30 @@ class Trainer:
 
     @contextmanager
     def undone_on_error(self) -> Iterator[None]:
-        """Put adapter and optimizer back as they were if the body raises."""
+        """Put adapter and optimizer back as they were if the body raises.
+
+        Raises:
+            TrainingError: for an error of torch, or want of memory; it holds no tensor.
+        """
         weights = [p.detach().clone() for p in self._parameters]
         moments = get_moments(self._optimizer, self._parameters)
         state = self._state
         try:
             yield
-        except BaseException:
+        except BaseException as error:
             self._optimizer.zero_grad(set_to_none=True)
             with torch.no_grad():
                 for parameter, weight in zip(self._parameters, weights, strict=True):
                     parameter.copy_(weight)
             set_moments(self._optimizer, self._parameters, moments)
             self._state = state
+            if isinstance(error, RuntimeError | MemoryError):
+                traceback.clear_frames(error.__traceback__)  # they hold the tensors of the step
+                raise TrainingError(
+                    f"the step failed ({error})",
+                    fix="The adapter is unchanged. If memory ran out, lower "
+                    "TrainConfig(max_tokens_per_row=...).",
+                ) from error
             raise
         finally:
             del weights, moments  # an error keeps this frame alive
