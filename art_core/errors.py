@@ -71,6 +71,10 @@ class StaleCall(GroupError):
     """A call was answered by an older step than `max_staleness` allows."""
 
 
+class RenderError(ARTError):
+    """A conversation has no exact form under the base model's chat template."""
+
+
 class RunFolderError(ARTError):
     """The run folder can't be made, read or written."""
 
@@ -93,6 +97,17 @@ class EngineError(ARTError):
 
 class TrainingError(ARTError):
     """A training step failed; weights are those of the last whole step."""
+
+
+class NonFiniteStep(TrainingError):
+    """A gradient, a loss or new weights were NaN or infinite, so that the step was left out.
+
+    `tensor` is the first that was: a weight of the adapter, or "loss".
+    """
+
+    def __init__(self, what: str, *, tensor: str, got: object, fix: str) -> None:
+        super().__init__(what, got=got, expected="finite numbers", fix=fix)
+        self.tensor = tensor
 
 
 class GatherError(ARTError):

@@ -13,6 +13,7 @@ import atexit
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -23,16 +24,18 @@ import torch
 
 from art_core import checkpoints
 from art_core.backend import Inference, TrainResult
+from art_core.batch.rendered import render_missing_prompts
 from art_core.batch.select import Selection, select
 from art_core.config import EngineConfig, TrainConfig
-from art_core.engine.base import AdapterRef
+from art_core.drift import drifts
+from art_core.engine.base import AdapterRef, Tokenizer
 from art_core.engine.chat_service import ChatService
 from art_core.engine.embedded import EmbeddedEngine
 from art_core.engine.model_registry import ModelRegistry
 from art_core.engine.openai_routes import create_app
 from art_core.engine.serving import LoopbackServer
 from art_core.engine.tokenizer import HFTokenizer
-from art_core.errors import ConfigError, ModelNotRegistered, TrainingError
+from art_core.errors import ConfigError, ModelNotRegistered, NonFiniteStep, TrainingError
 from art_core.join import join_records
 from art_core.model import TrainableModel
 from art_core.nn.base_model import resolve_base_model
@@ -76,6 +79,8 @@ class _Run:
     """Held by the train call under way."""
     stop: threading.Event = field(default_factory=threading.Event)
     """Asks the step under way to end before its end."""
+    nonfinite: int = 0
+    """Steps in a row that were left out because they were not finite."""
 
 
 class LocalBackend:
@@ -129,8 +134,9 @@ class LocalBackend:
 
         Raises:
             GroupError: a kind of it names what can't be trained; nothing has changed.
-            TrainingError: the step failed; the last whole step goes on serving.
-            CheckpointError: the step could not be saved; as above.
+            TrainingError: the step failed, or was not finite for the
+                `config.max_nonfinite_steps`-th time in a row; the last whole step goes on serving.
+            CheckpointError: the step could not be saved, or the reference can't be used; as above.
             RunFolderError: the trajectories can't be written, and nothing was trained; or they
                 are there and the step was learned, but its metrics can't be written.
         """
@@ -138,15 +144,26 @@ class LocalBackend:
         async with run.training:
             self._run(model)  # it may have been closed while this call waited
             await self.join(model, [trajectory for group in groups for trajectory in group])
-            selection = select(groups, model=model.name, step=run.step, config=config)
+            selection = select(
+                groups,
+                model=model.name,
+                step=run.step,
+                config=config,
+                vocab_size=run.serving.model.vocab_size,
+                running=run.trainer.running,
+            )
+            reference = await asyncio.to_thread(_reference, run.run, config)
             run.stop = threading.Event()
-            step = asyncio.create_task(self._step(run, groups, selection, config))
+            step = asyncio.create_task(self._step(run, groups, selection, config, reference))
             return await _to_its_end(step, run.stop)
 
     async def join(self, model: TrainableModel, trajectories: Sequence[Trajectory]) -> None:
-        """As `Backend.join`."""
-        records = self._run(model).serving.service.records
-        await asyncio.to_thread(join_records, trajectories, records)
+        """As `Backend.join`; prompts that a server sent no ids of are rendered."""
+        serving = self._run(model).serving
+        await asyncio.to_thread(join_records, trajectories, serving.service.records)
+        await asyncio.to_thread(
+            render_missing_prompts, trajectories, serving.engine.tokenizer, model=model.name
+        )
 
     async def get_step(self, model: TrainableModel) -> int:
         """As `Backend.get_step`."""
@@ -290,27 +307,58 @@ class LocalBackend:
         groups: Sequence[TrajectoryGroup],
         selection: Selection,
         config: TrainConfig,
+        reference: Path | None,
     ) -> TrainResult:
         """Keep what was played, learn from it, keep the figures."""
         played = run.step
         means = summarize(groups) if groups else {}
+        drift = await asyncio.to_thread(_drift, groups, run.serving.engine.tokenizer)
         if groups:
             await asyncio.to_thread(write_trajectories, run.run, "train", played, groups)
         result = TrainResult(played, trained=False, skipped=tuple(selection.skipped))
         if selection.samples:
-            result = await self._learn(run, selection, config)
+            result = await self._learn_or_skip(run, selection, config, reference)
         for skip in result.skipped:
             _log.info("group %d is not trained: %s", skip.group, skip.reason)
         figures = {
             **means,
+            **drift,
+            **{f"misfit/{cause}": number for cause, number in selection.misfits.items()},
             **result.metrics,
             "trained": result.trained,
             "skipped": len(result.skipped),
+            **({"reason": result.reason} if result.reason else {}),
         }
         await asyncio.to_thread(log_step, run.run, "train", played, (), figures)
         return result
 
-    async def _learn(self, run: _Run, selection: Selection, config: TrainConfig) -> TrainResult:
+    async def _learn_or_skip(
+        self, run: _Run, selection: Selection, config: TrainConfig, reference: Path | None
+    ) -> TrainResult:
+        """A step that was not finite is left out, unless too many in a row were."""
+        try:
+            result = await self._learn(run, selection, config, reference)
+        except NonFiniteStep as error:
+            run.nonfinite += 1
+            if run.nonfinite >= config.max_nonfinite_steps:
+                raise TrainingError(
+                    f"{run.nonfinite} steps in a row were not finite; the last: {error}",
+                    fix=f"Step {run.step} goes on serving.",
+                ) from error
+            _log.warning("the step is left out, first at %s: %s", error.tensor, error)
+            return TrainResult(
+                run.step,
+                trained=False,
+                metrics={"nonfinite_steps": run.nonfinite},
+                skipped=tuple(selection.skipped),
+                reason=f"{error.tensor}: {error}",
+            )
+        run.nonfinite = 0
+        return result
+
+    async def _learn(
+        self, run: _Run, selection: Selection, config: TrainConfig, reference: Path | None
+    ) -> TrainResult:
         """Train, save, serve."""
         step = run.step + 1
         begun = time.perf_counter()
@@ -329,7 +377,10 @@ class LocalBackend:
                         )
                     bar.show(done, total, "positions")
 
-                metrics = run.trainer.step(selection.samples, config, on_progress=tell)
+                metrics = run.trainer.step(
+                    selection.samples, config, reference=reference, on_progress=tell
+                )
+                run.trainer.running = selection.running
                 path = checkpoints.save(run.run, step, run.trainer.save)
             run.serving.engine.adopt(AdapterRef(run.model.name, step), run.adapter)
             run.step = step
@@ -353,6 +404,16 @@ class LocalBackend:
             skipped=tuple(selection.skipped),
             checkpoint_path=str(path),
         )
+
+
+def _drift(groups: Sequence[TrajectoryGroup], tokenizer: Tokenizer) -> dict[str, float]:
+    """Calls that drifted, in all and by cause; of each cause the first is shown."""
+    found = [d for group in groups for t in group for d in drifts(t.calls, tokenizer.decode)]
+    causes = Counter(drift.cause for drift in found)
+    for cause, number in causes.items():
+        first = next(drift for drift in found if drift.cause == cause)
+        _log.warning("%d calls drifted from the history they appended to: %s", number, first)
+    return {"drift": len(found), **{f"drift/{cause}": n for cause, n in causes.items()}}
 
 
 async def _to_its_end(task: asyncio.Task[T], stop: threading.Event) -> T:
@@ -392,6 +453,17 @@ async def _shut(serving: _Serving) -> None:
     finally:
         await serving.engine.close()
         serving.service.records.close()
+
+
+def _reference(run: RunDir, config: TrainConfig) -> Path | None:
+    """Folder of the policy that the KL holds to; None: the base model, or there is no KL."""
+    if not config.kl_penalty_coef:
+        return None
+    if config.kl_ref_adapter_path is not None:
+        return Path(config.kl_ref_adapter_path)
+    if config.kl_penalty_reference_step is not None:
+        return checkpoints.find(run, config.kl_penalty_reference_step).path
+    return None
 
 
 def _close(folder: RunDir) -> None:

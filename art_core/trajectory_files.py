@@ -41,9 +41,10 @@ _COLUMNS = {
     # Of the call; null where a trajectory has none.
     "node": "string", "record_id": "string", "choice_index": "int32", "model": "string",
     "step": "int64", "finish_reason": "string", "error": "string", "left_out": "string",
-    "call_started": "double", "call_ended": "double", "sampling": "json", "origin": "json",
-    "message": "json", "request": "json", "response": "binary", "prompt_ids": "ids",
-    "sampled_ids": "ids", "logprobs": "logprobs",
+    "call_reward": "double", "call_started": "double", "call_ended": "double", "sampling": "json",
+    "origin": "json", "message": "json", "request": "json", "response": "binary",
+    "prompt_ids": "ids", "sampled_ids": "ids", "logprobs": "logprobs",
+    "prompt_rendered": "bool",
 }  # fmt: skip
 _TOKENS = ("prompt_ids", "sampled_ids", "logprobs")
 
@@ -73,6 +74,7 @@ def write_trajectories(
         "logprobs": pa.list_(pa.float32()),
         "string": pa.string(),
         "binary": pa.binary(),
+        "bool": pa.bool_(),
         "double": pa.float64(),
         "int32": pa.int32(),
         "int64": pa.int64(),
@@ -185,6 +187,7 @@ def _call_row(index: int, call: ModelCall) -> Row:
         "finish_reason": call.finish_reason,
         "error": call.error,
         "left_out": call.left_out,
+        "call_reward": call.reward,
         "call_started": call.started,
         "call_ended": call.ended,
         "sampling": _json(asdict(call.sampling)),
@@ -195,6 +198,7 @@ def _call_row(index: int, call: ModelCall) -> Row:
         "prompt_ids": call.prompt_ids,
         "sampled_ids": call.sampled_ids,
         "logprobs": call.logprobs,
+        "prompt_rendered": call.prompt_rendered,
     }
 
 
@@ -316,7 +320,9 @@ def _call(row: Row) -> ModelCall:
         started=row["call_started"],
         ended=row["call_ended"],
         error=row["error"],
-        left_out=row.get("left_out"),  # files of older releases have no such column
+        left_out=row.get("left_out"),  # files of older releases have none of these three columns
+        reward=row.get("call_reward"),
+        prompt_rendered=bool(row.get("prompt_rendered")),
     )
 
 

@@ -14,6 +14,8 @@ from importlib import resources
 from typing import Any, NoReturn
 
 import jinja2
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from art_core.engine.api_errors import ApiError
@@ -35,7 +37,9 @@ class ChatTemplate:
 
     def __init__(self, source: str, names: Mapping[str, str] | None = None) -> None:
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=["jinja2.ext.loopcontrols", _GenerationMarks],
         )
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
@@ -64,6 +68,16 @@ class ChatTemplate:
             )
         except jinja2.TemplateError as error:
             raise refused(error) from error
+
+
+class _GenerationMarks(Extension):
+    """`{% generation %}...{% endgeneration %}` around what a model wrote: the text inside."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
+
+    def parse(self, parser: Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 def refused(error: jinja2.TemplateError) -> ApiError:

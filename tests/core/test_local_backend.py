@@ -25,11 +25,13 @@ from openai.types.chat import ChatCompletion
 
 import art_core as art
 from art_core import checkpoints
+from art_core.drift import extends_ids
 from art_core.errors import (
     BaseModelError,
     CheckpointError,
     ConfigError,
     EngineError,
+    GroupError,
     ModelNotRegistered,
     NoTrainableTokens,
     RewardError,
@@ -423,20 +425,113 @@ async def test_a_cancelled_step_changes_nothing(
     assert trained_bytes(tmp_path, 1) == trained_bytes(undisturbed.runs, 1)
 
 
-async def test_after_a_failed_step_the_old_one_serves(
+WILD = CONFIG.model_copy(update={"learning_rate": 1e308})
+"""Its update makes weights that are infinite."""
+
+
+def last_line(runs: Path) -> dict[str, Any]:
+    line: dict[str, Any] = json.loads(
+        (run_folder(runs) / "history.jsonl").read_text().split("\n")[-2]
+    )
+    return line
+
+
+async def test_a_step_that_is_not_finite_is_left_out(
     tiny_llama: Path, tmp_path: Path, undisturbed: Played
 ) -> None:
+    """Case 090, nan_once: no checkpoint, a metric, the first bad tensor named; the old step serves,
+    and the next one is as if nothing had been.
+    """
     async with registered(tiny_llama, tmp_path) as model:
         before = await figures(model, "agent")
-        with pytest.raises(TrainingError, match="not finite"):
-            await model.train(
-                undisturbed.groups[0], CONFIG.model_copy(update={"learning_rate": 1e308})
-            )
+        result = await model.train(undisturbed.groups[0], WILD)
+        assert (result.step, result.trained, result.checkpoint_path) == (0, False, None)
+        assert result.metrics["nonfinite_steps"] == 1
+        assert result.reason is not None
+        assert result.reason.startswith("base_model.model.model.layers.0.mlp.down_proj.lora_A.weig")
+        assert "weights that are not finite" in result.reason
+        line = last_line(tmp_path)
+        assert (line["train/trained"], line["train/nonfinite_steps"]) == (0, 1)
+        assert line["train/reason"] == result.reason
         assert await model.get_step() == 0
         assert same_policy(await figures(model, "agent"), before)
         assert steps_on_disk(tmp_path) == ["0000"]
         await model.train(undisturbed.groups[0], CONFIG)
     assert trained_bytes(tmp_path, 1) == trained_bytes(undisturbed.runs, 1)
+
+
+async def test_too_many_steps_that_are_not_finite_are_an_error(
+    tiny_llama: Path, tmp_path: Path, undisturbed: Played
+) -> None:
+    """Case 090, nan_3_times: in a row; a whole one in between begins the count anew."""
+    groups, wild = undisturbed.groups[0], WILD.model_copy(update={"max_nonfinite_steps": 2})
+    async with registered(tiny_llama, tmp_path) as model:
+        assert not (await model.train(groups, wild)).trained
+        assert (await model.train(groups, CONFIG)).step == 1
+        assert (await model.train(groups, wild)).metrics["nonfinite_steps"] == 1
+        with pytest.raises(TrainingError, match=r"2 steps in a row were not.* Step 1 goes on serv"):
+            await model.train(groups, wild)
+        assert steps_on_disk(tmp_path) == ["0000", "0001"]
+        await say(model)
+
+
+async def test_a_sampler_gone_wild_costs_one_step(
+    tiny_llama: Path, tmp_path: Path, undisturbed: Played
+) -> None:
+    """A ratio of exp(900) with a negative advantage: the loss is infinite."""
+    odd = undisturbed.groups[0][0].trajectories[1]
+    calls = [replace(c, logprobs=np.full_like(c.logprobs, -900.0)) for c in odd.calls]
+    group = art.TrajectoryGroup(
+        t.model_copy(update={"calls": calls}) if t is odd else t for t in undisturbed.groups[0][0]
+    )
+    async with registered(tiny_llama, tmp_path) as model:
+        result = await model.train([group], CONFIG)
+        assert (result.trained, await model.get_step()) == (False, 0)
+        assert "loss or gradient is not finite" in (result.reason or "")
+
+
+async def test_the_reference_may_be_a_step_or_a_folder(
+    tiny_llama: Path, tmp_path: Path, undisturbed: Played
+) -> None:
+    """Case 047: step 0 changes nothing yet, so that it is the base model too; a step further the
+    policy is at a distance from it, and at none from itself.
+    """
+    first, second = undisturbed.groups
+    held = CONFIG.model_copy(update={"kl_penalty_coef": 0.1, "minibatches": 1})
+    async with registered(tiny_llama, tmp_path) as model:
+        for step in (None, 0):
+            config = held.model_copy(update={"kl_penalty_reference_step": step})
+            result = await model.train(first if step is None else second, config)
+            distance = result.metrics["kl_reference"]
+            assert distance == pytest.approx(0, abs=1e-9) if step is None else distance > 1e-4
+        folder = run_folder(tmp_path) / "checkpoints" / "0002"
+        config = held.model_copy(update={"kl_ref_adapter_path": str(folder)})
+        result = await model.train(second, config)
+        assert result.metrics["kl_reference"] == pytest.approx(0, abs=1e-9)
+        with pytest.raises(CheckpointError, match=r"0009.*Whole steps there: \[0, 1, 2, 3\]"):
+            await model.train(second, held.model_copy(update={"kl_penalty_reference_step": 9}))
+        lost = held.model_copy(update={"kl_ref_adapter_path": str(tmp_path / "nowhere")})
+        with pytest.raises(CheckpointError, match="adapter can't be read"):
+            await model.train(second, lost)
+        assert await model.get_step() == 3
+        await say(model)
+
+
+async def test_the_running_baseline_survives_a_restart(
+    tiny_llama: Path, tmp_path: Path, undisturbed: Played
+) -> None:
+    """Rewards 1 0 0 1, 0 1 1 1 and 0 1 0 0, 1 0 1 0: kept as .95 b + .05 r from step to step."""
+    config = CONFIG.model_copy(update={"baseline": "running"})
+    baseline = 0.0
+    for groups in undisturbed.groups:
+        async with registered(tiny_llama, tmp_path) as model:
+            result = await model.train(groups, config)
+        for reward in (t.reward for group in groups for t in group):
+            assert reward is not None
+            baseline = 0.95 * baseline + 0.05 * reward
+        assert result.checkpoint_path is not None
+        state = json.loads((Path(result.checkpoint_path) / "trainer.json").read_text())
+        assert state["running"] == pytest.approx(baseline, rel=1e-12)
 
 
 # --- bad input -----------------------------------------------------------------------------------
@@ -496,6 +591,74 @@ async def test_what_cannot_be_trained_is_refused_and_changes_nothing(
             await model.train(good, CONFIG.model_copy(update={"max_staleness": 0}))
         assert await model.get_step() == 1
     assert trained_bytes(tmp_path, 1) == trained_bytes(undisturbed.runs, 1)
+
+
+async def test_bad_tokens_are_counted_and_the_rest_trains_as_if_alone(
+    tiny_llama: Path, tmp_path: Path, undisturbed: Played
+) -> None:
+    """The weights are those of a step without them; nothing is computed before they are known."""
+    good = undisturbed.groups[0]
+    call = good[0].trajectories[0].calls[0]
+    assert call.logprobs is not None
+    bad: dict[str, dict[str, Any]] = {
+        "nan": {"logprobs": call.logprobs * np.nan},
+        "positive": {"logprobs": -call.logprobs + 1},
+        "fewer": {"logprobs": call.logprobs[1:]},
+        "negative": {"prompt_ids": [-1, 2]},
+        "empty": {"prompt_ids": []},
+        "outside": {"prompt_ids": [1, 10**6]},
+        "long": {"prompt_ids": np.ones(1_000_000, np.int32)},
+    }
+    spoilt = [replace(call, record_id=name, **fields) for name, fields in bad.items()]
+    first = good[0].trajectories[0]
+    groups = [
+        art.TrajectoryGroup(
+            [first.model_copy(update={"calls": [*first.calls, *spoilt]}), *good[0].trajectories[1:]]
+        ),
+        *good[1:],
+    ]
+    async with registered(tiny_llama, tmp_path) as model:
+        with pytest.raises(
+            GroupError, match=r"trajectory 0 of group 0, .* too long for a row: got"
+        ):
+            await model.train(groups, CONFIG)
+        result = await model.train(groups, CONFIG.model_copy(update={"too_long": "drop"}))
+    assert (result.trained, result.skipped) == (True, ())
+    line = json.loads((run_folder(tmp_path) / "history.jsonl").read_text().splitlines()[-1])
+    told = {name: n for name, n in line.items() if "misfit" in name or "left_out" in name}
+    assert told == {
+        "train/misfit/too long": 1,
+        "train/misfit/outside the vocabulary": 1,
+        "train/calls/left_out/bad logprobs": 2 / 8,  # a trajectory
+        "train/calls/left_out/mismatch": 1 / 8,
+        "train/calls/left_out/bad ids": 1 / 8,
+        "train/calls/left_out/empty prompt": 1 / 8,
+    }
+    assert trained_bytes(tmp_path, 1) == trained_bytes(undisturbed.runs, 1)
+
+
+async def test_prompts_that_came_without_ids_are_rendered_and_drift_is_told(
+    tiny_llama: Path, tmp_path: Path, undisturbed: Played, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The second call of each rollout then reads the first answer's text, encoded again."""
+    groups = [
+        art.TrajectoryGroup(
+            t.model_copy(update={"calls": [replace(c, prompt_ids=None) for c in t.calls]})
+            for t in group
+        )
+        for group in undisturbed.groups[0]
+    ]
+    async with registered(tiny_llama, tmp_path) as model:
+        result = await model.train(groups, CONFIG)
+    assert result.trained
+    line = json.loads((run_folder(tmp_path) / "history.jsonl").read_text())
+    assert (line["train/calls/rendered"], line["train/calls/kept"]) == (2, 2)
+    drifted = sum(
+        not extends_ids(second, first)
+        for first, second in (t.calls for group in groups for t in group)
+    )
+    assert line["train/drift"] == drifted > 0
+    assert "calls drifted from the history they appended to: " in caplog.text
 
 
 async def test_a_model_that_is_not_registered_is_told_so(tiny_llama: Path, tmp_path: Path) -> None:
