@@ -21,7 +21,7 @@ from torch import Tensor
 
 from art_core.batch.forest import Row, Sample, plant
 from art_core.batch.minibatches import minibatches
-from art_core.config import TrainConfig
+from art_core.config import TrainConfig, TrainSFTConfig
 from art_core.errors import ARTError, CheckpointError, TrainingError
 from art_core.nn.lora import LoraModel
 from art_core.training.logprobs import entry_logprobs
@@ -29,6 +29,8 @@ from art_core.training.loss import LossParts, clipped_policy_loss
 
 OPTIMIZER = "optimizer.safetensors"
 STATE = "trainer.json"
+Descent = TrainConfig | TrainSFTConfig
+"""Says how gradients become an update."""
 OnProgress = Callable[[int, int], None]
 """Called with (positions done, positions in all)."""
 
@@ -68,7 +70,7 @@ class Trainer:
         total = sum(len(row) for rows in parts for row in rows)
         done = 0
         figures: list[dict[str, float]] = []
-        with self._model.training(self._name), self.undone_on_error():
+        with self.training():
             if len(parts) > 1:
                 parts = [[self._settle_old(row) for row in rows] for rows in parts]
             for rows in parts:
@@ -120,28 +122,37 @@ class Trainer:
             done += len(row)
             if on_progress is not None:
                 on_progress(done, total)
+        norm = self.descend(sums["loss"], config, config.learning_rate)
+        return {**sums, "grad_norm": norm}
+
+    def descend(self, loss: float, config: Descent, learning_rate: float) -> float:
+        """Take the gradients that were gathered for `loss`: clip, update. Returns their norm.
+
+        Raises:
+            TrainingError: `loss`, a gradient or a new weight is not finite.
+        """
         norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, config.max_grad_norm))
-        if not (math.isfinite(norm) and math.isfinite(sums["loss"])):
+        if not (math.isfinite(norm) and math.isfinite(loss)):
             raise TrainingError(
                 "loss or gradient is not finite",
-                got={"loss": sums["loss"], "grad_norm": norm},
+                got={"loss": loss, "grad_norm": norm},
                 expected="finite numbers",
                 fix="The adapter is unchanged. Lower the learning rate, or look for wild rewards.",
             )
         for group in self._optimizer.param_groups:
             group.update(
-                lr=config.learning_rate, betas=config.adam_betas, weight_decay=config.weight_decay
+                lr=learning_rate, betas=config.adam_betas, weight_decay=config.weight_decay
             )
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         if not all(bool(p.isfinite().all()) for p in self._parameters):
             raise TrainingError(
                 "the update made weights that are not finite",
-                got={"learning_rate": config.learning_rate},
+                got={"learning_rate": learning_rate},
                 fix="The adapter is unchanged. Lower the learning rate.",
             )
         self._updates += 1
-        return {**sums, "grad_norm": norm}
+        return norm
 
     def _loss(self, row: Row, config: TrainConfig) -> LossParts:
         logprobs, entropies = entry_logprobs(self._model, row)
@@ -162,6 +173,12 @@ class Trainer:
             epsilon_high=config.epsilon_high,
             entropy_coef=config.entropy_coef,
         )
+
+    @contextmanager
+    def training(self) -> Iterator[LoraModel]:
+        """The model, its adapter taking gradients; an error in the body undoes what it did."""
+        with self._model.training(self._name), self.undone_on_error():
+            yield self._model
 
     @contextmanager
     def undone_on_error(self) -> Iterator[None]:

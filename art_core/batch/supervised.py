@@ -1,0 +1,194 @@
+"""Trajectories for supervised training as samples: each answer a call, its weight the message's.
+
+In: trajectories, and what renders them. Out: per trajectory its samples, or the reason why it is
+left out; and the shares of an optimizer step. Calls that were captured with their ids are trained
+as they were sampled; answers that were written are rendered (template.py). Left out: the forest.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from art_core.batch.forest import Sample
+from art_core.batch.template import Renderer, assistant_turns
+from art_core.calls import Ids
+from art_core.errors import ARTError, NoTrainableTokens
+from art_core.sft.conversation import Conversation, check_conversation
+from art_core.trajectories import History, Trajectory, as_message
+from art_core.types import Choice
+
+
+@dataclass(frozen=True)
+class Written:
+    """The samples of some trajectories."""
+
+    rows: list[list[Sample]]
+    """One list a trajectory, empty if it is left out. A sample's weight is that of one token."""
+    left_out: dict[int, str]
+    """Index of a trajectory: why."""
+    cut: int
+    """Samples that were cut."""
+    warnings: Counter[str]
+
+    @property
+    def samples(self) -> list[Sample]:
+        """Of all rows."""
+        return [sample for row in self.rows for sample in row]
+
+
+def written_samples(
+    trajectories: Sequence[Trajectory],
+    renderer: Renderer,
+    *,
+    max_length: int,
+    too_long: Literal["drop", "cut"],
+) -> Written:
+    """The answers of `trajectories` as samples.
+
+    Args:
+        renderer: of the base model.
+        max_length: tokens of a prompt with its answer.
+        too_long: what becomes of a trajectory with a longer one: it is left out whole, or the answer
+            is cut there and those that begin later are left out.
+
+    Raises:
+        NoTrainableTokens: every trajectory is left out; the message counts why.
+    """
+    rows: list[list[Sample]] = []
+    left_out: dict[int, str] = {}
+    warnings: Counter[str] = Counter()
+    cut = 0
+    for index, trajectory in enumerate(trajectories):
+        try:
+            answers = _answers(trajectory, renderer, warnings)
+            kept, here = _fitting(answers, max_length, too_long)
+            if not kept:
+                raise ValueError("no answer has a weight above 0")
+        except (ValueError, ARTError) as error:
+            left_out[index] = str(error)
+            kept, here = [], 0
+        cut += here
+        rows.append([_sample(answer, index) for answer in kept])
+    if not any(rows):
+        raise _nothing_left(left_out)
+    numbers = iter(range(sum(map(len, rows))))
+    rows = [[replace(sample, call=next(numbers)) for sample in row] for row in rows]
+    return Written(rows, left_out, cut, warnings)
+
+
+def shares(samples: Sequence[Sample]) -> list[Sample]:
+    """The samples of one optimizer step, weighted so that the entries' weights sum to 1.
+
+    The loss is sum(weight * loss) / sum(weight) over the tokens of the step, however it is cut into
+    rows.
+    """
+    whole = sum(sample.weight * len(sample.sampled_ids) for sample in samples)
+    return [replace(sample, weight=sample.weight / whole) for sample in samples]
+
+
+@dataclass(frozen=True, eq=False)
+class _Answer:
+    prompt_ids: Ids
+    sampled_ids: Ids
+    weight: float
+
+
+def _answers(trajectory: Trajectory, renderer: Renderer, warnings: Counter[str]) -> list[_Answer]:
+    """Of its captured calls if it has any, else of its conversations.
+
+    Raises:
+        ValueError: a conversation is not as it must be.
+        ARTError: the template refuses it.
+    """
+    chosen = trajectory.chosen_records()
+    calls = [c for c in trajectory.calls if c.trainable and (chosen is None or c.key in chosen)]
+    found = []
+    for call in calls:
+        assert call.prompt_ids is not None
+        assert call.sampled_ids is not None
+        found.append(_Answer(call.prompt_ids, call.sampled_ids, 1.0))
+    if found:
+        return found
+    main = History(messages_and_choices=trajectory.messages_and_choices, tools=trajectory.tools)
+    for history in (main, *trajectory.additional_histories):
+        conversation = _conversation(history)
+        warnings.update(conversation.warnings)
+        found += _rendered(conversation, renderer)
+    return found
+
+
+def _conversation(history: History) -> Conversation:
+    """Where some answers are kept as a Choice, exactly these are trained, as in `train`."""
+    items = history.messages_and_choices
+    has_choice = any(isinstance(item, Choice) for item in items)
+    messages = []
+    for item in items:
+        message = as_message(item)
+        if has_choice and not isinstance(item, Choice) and message.get("role") == "assistant":
+            message = {**message, "weight": 0}
+        messages.append(message)
+    return check_conversation(messages, history.tools)
+
+
+def _rendered(conversation: Conversation, renderer: Renderer) -> list[_Answer]:
+    trained: Collection[int] = conversation.trained
+    turns = assistant_turns(renderer, conversation.messages, conversation.tools, only=trained)
+    return [
+        _Answer(turn.prompt_ids, turn.sampled_ids, conversation.weights[turn.message])
+        for turn in turns
+    ]
+
+
+def _fitting(
+    answers: Sequence[_Answer], max_length: int, too_long: Literal["drop", "cut"]
+) -> tuple[list[_Answer], int]:
+    """The answers that fit, and how many of them were cut.
+
+    Raises:
+        ValueError: nothing is left to train.
+    """
+    lengths = [len(a.prompt_ids) + len(a.sampled_ids) for a in answers]
+    longest = max(lengths, default=0)
+    if longest <= max_length:
+        return list(answers), 0
+    if too_long == "drop":
+        raise ValueError(f"too long: {longest} tokens, max_length is {max_length}")
+    kept, cut = [], 0
+    for answer, length in zip(answers, lengths, strict=True):
+        room = max_length - len(answer.prompt_ids)
+        if room > 0:
+            kept.append(replace(answer, sampled_ids=answer.sampled_ids[:room]))
+            cut += length > max_length
+    if not kept:
+        raise ValueError(f"too long: no answer begins before token {max_length}, max_length")
+    return kept, cut
+
+
+def _sample(answer: _Answer, trajectory: int) -> Sample:
+    return Sample(
+        prompt_ids=answer.prompt_ids,
+        sampled_ids=answer.sampled_ids,
+        logprobs=np.full(len(answer.sampled_ids), np.nan, np.float32),
+        advantage=1.0,
+        weight=answer.weight,
+        temperature=1.0,
+        distorted=False,
+        call=0,
+        trajectory=trajectory,
+    )
+
+
+def _nothing_left(left_out: dict[int, str]) -> NoTrainableTokens:
+    counts = Counter(reason.partition(":")[0] for reason in left_out.values())
+    told = ", ".join(f"{number} {reason}" for reason, number in counts.most_common(5))
+    first = next(iter(left_out.values()), "no trajectories were given")
+    return NoTrainableTokens(
+        f"none of {len(left_out)} trajectories is left to train ({told or 'none given'}); "
+        f"the first: {first}",
+        fix="Raise TrainSFTConfig(max_length=...), give answers a weight, or mend the rows.",
+    )
