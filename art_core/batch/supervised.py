@@ -8,7 +8,7 @@ as they were sampled; answers that were written are rendered (template.py). Left
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from art_core.batch.forest import Sample
 from art_core.batch.template import Renderer, assistant_turns
-from art_core.calls import Ids
+from art_core.calls import Ids, ModelCall
 from art_core.errors import ARTError, NoTrainableTokens
 from art_core.sft.conversation import Conversation, check_conversation
 from art_core.trajectories import History, Trajectory, as_message
@@ -33,6 +33,8 @@ class Written:
     """Index of a trajectory: why."""
     cut: int
     """Samples that were cut."""
+    max_length: int
+    """The limit that was used, in tokens."""
     warnings: Counter[str]
 
     @property
@@ -40,11 +42,27 @@ class Written:
         """Of all rows."""
         return [sample for row in self.rows for sample in row]
 
+    @property
+    def figures(self) -> dict[str, float]:
+        """Counts for the log."""
+        return {
+            "rows": len(self.rows),
+            "left_out": len(self.left_out),
+            "cut": self.cut,
+            "max_length": self.max_length,
+        }
+
+    def batches(self, size: int) -> list[list[Sample]]:
+        """The samples of each `size` trajectories in order; fewer in the last."""
+        parts = [self.rows[at : at + size] for at in range(0, len(self.rows), size)]
+        return [[sample for row in part for sample in row] for part in parts]
+
 
 def written_samples(
     trajectories: Sequence[Trajectory],
     renderer: Renderer,
     *,
+    model: str,
     max_length: int,
     too_long: Literal["drop", "cut"],
 ) -> Written:
@@ -52,9 +70,10 @@ def written_samples(
 
     Args:
         renderer: of the base model.
+        model: whose captured calls are trained by their ids; those of others are rendered.
         max_length: tokens of a prompt with its answer.
-        too_long: what becomes of a trajectory with a longer one: it is left out whole, or the answer
-            is cut there and those that begin later are left out.
+        too_long: what becomes of a trajectory with a longer one: it is left out whole, or the
+            answer is cut there and those that begin later are left out.
 
     Raises:
         NoTrainableTokens: every trajectory is left out; the message counts why.
@@ -65,7 +84,7 @@ def written_samples(
     cut = 0
     for index, trajectory in enumerate(trajectories):
         try:
-            answers = _answers(trajectory, renderer, warnings)
+            answers = _answers(trajectory, renderer, model, warnings)
             kept, here = _fitting(answers, max_length, too_long)
             if not kept:
                 raise ValueError("no answer has a weight above 0")
@@ -78,7 +97,7 @@ def written_samples(
         raise _nothing_left(left_out)
     numbers = iter(range(sum(map(len, rows))))
     rows = [[replace(sample, call=next(numbers)) for sample in row] for row in rows]
-    return Written(rows, left_out, cut, warnings)
+    return Written(rows, left_out, cut, max_length, warnings)
 
 
 def shares(samples: Sequence[Sample]) -> list[Sample]:
@@ -98,28 +117,53 @@ class _Answer:
     weight: float
 
 
-def _answers(trajectory: Trajectory, renderer: Renderer, warnings: Counter[str]) -> list[_Answer]:
-    """Of its captured calls if it has any, else of its conversations.
+def _answers(
+    trajectory: Trajectory, renderer: Renderer, model: str, warnings: Counter[str]
+) -> list[_Answer]:
+    """By the ids of its own calls, or from its messages, or from what other models answered.
 
     Raises:
         ValueError: a conversation is not as it must be.
         ARTError: the template refuses it.
     """
     chosen = trajectory.chosen_records()
-    calls = [c for c in trajectory.calls if c.trainable and (chosen is None or c.key in chosen)]
+    if chosen is not None or not trajectory.messages_and_choices:
+        known = [_known(call) for call in _own_calls(trajectory, chosen, model)]
+        if known:
+            return known
     found = []
-    for call in calls:
-        assert call.prompt_ids is not None
-        assert call.sampled_ids is not None
-        found.append(_Answer(call.prompt_ids, call.sampled_ids, 1.0))
-    if found:
-        return found
-    main = History(messages_and_choices=trajectory.messages_and_choices, tools=trajectory.tools)
-    for history in (main, *trajectory.additional_histories):
-        conversation = _conversation(history)
+    for conversation in _conversations(trajectory):
         warnings.update(conversation.warnings)
         found += _rendered(conversation, renderer)
     return found
+
+
+def _own_calls(
+    trajectory: Trajectory, chosen: Collection[tuple[str, int]] | None, model: str
+) -> list[ModelCall]:
+    calls = [call for call in trajectory.calls if call.trainable and call.model == model]
+    return [call for call in calls if chosen is None or call.key in chosen]
+
+
+def _known(call: ModelCall) -> _Answer:
+    assert call.prompt_ids is not None
+    assert call.sampled_ids is not None
+    return _Answer(call.prompt_ids, call.sampled_ids, 1.0)
+
+
+def _conversations(trajectory: Trajectory) -> Iterator[Conversation]:
+    """The messages that were given; where there are none, each answered call."""
+    if trajectory.messages_and_choices or not trajectory.calls:
+        main = History(messages_and_choices=trajectory.messages_and_choices, tools=trajectory.tools)
+        for history in (main, *trajectory.additional_histories):
+            yield _conversation(history)
+        return
+    for call in trajectory.calls:
+        if call.error is None and call.message:
+            context = [
+                {**m, "weight": 0} if m.get("role") == "assistant" else m for m in call.messages
+            ]
+            yield check_conversation([*context, call.message], call.request.get("tools"))
 
 
 def _conversation(history: History) -> Conversation:

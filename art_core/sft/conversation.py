@@ -117,7 +117,7 @@ def _check_content(content: object, i: int) -> None:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind != "text" or not isinstance(part.get("text"), str):
             raise ValueError(
-                f"the content of message {i} has a part of type {shown(kind)}; base models read text"
+                f"the content of message {i} has a part of type {shown(kind)}; only text is read"
             )
 
 

@@ -19,10 +19,10 @@ def create_lr_schedule(
 ) -> list[float]:
     """One learning rate a step: up to `peak_lr`, then down towards `min_lr`.
 
-    Warm-up step k of w (from 1) has peak_lr * k / w. After it, with t of T steps behind it, "linear"
-    has min_lr + (peak_lr - min_lr) * (1 - t / T), "cosine" (1 + cos(pi t / T)) / 2 in place of
-    1 - t / T, "constant" stays. The end of the fall lies one step behind the last, so that no step
-    is without effect. 4 steps, peak 1, 2 of warm-up: [0.5, 1, 1, 0.5].
+    Warm-up step k of w (from 1) has peak_lr * k / w. After it, with t of T steps behind it,
+    "linear" has min_lr + (peak_lr - min_lr) * (1 - t / T), "cosine" (1 + cos(pi t / T)) / 2 in
+    place of 1 - t / T, "constant" stays. The end of the fall lies one step behind the last, so that
+    no step is without effect. 4 steps, peak 1, 2 of warm-up: [0.5, 1, 1, 0.5].
 
     Raises:
         ConfigError: a number is out of range, or the method is unknown.

@@ -131,7 +131,8 @@ def _with_calls(message: Message, i: int) -> Message:
 def _named(call: Any, i: int) -> dict[str, Any]:
     if not isinstance(call, dict) or "name" not in call:
         raise ValueError(f"a function call of message {i} has no name: {shown(call)}")
-    arguments = next((call[key] for key in ("arguments", "args", "parameters") if key in call), {})
+    names = ("arguments", "args", "parameters")
+    arguments: Any = next((call[name] for name in names if name in call), {})
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     function = {"name": call["name"], "arguments": text}
     own_id = {"id": call["id"]} if isinstance(call.get("id"), str) else {}

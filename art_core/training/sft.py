@@ -54,7 +54,7 @@ def train_supervised(
             loss = 0.0
             for row in rows:
                 part = _loss(model, row)
-                part.backward()  # type: ignore[no-untyped-call]  # torch leaves it so
+                part.backward()
                 loss += float(part.detach())
                 done += len(row)
                 if on_progress is not None:
