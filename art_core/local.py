@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 
@@ -99,7 +99,7 @@ class LocalBackend:
         self._registering = asyncio.Lock()
         self._adapters = count()
 
-    async def __aenter__(self) -> LocalBackend:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -75,7 +75,10 @@ def test_langchain_pairs_and_content_parts() -> None:
         {"role": "user", "content": "q"},
         {"role": "assistant", "content": "a"},
     ]
-    parts = [{"type": "text", "text": "a"}, {"type": "tool_use", "name": "look", "input": {}}]
+    parts: list[Any] = [
+        {"type": "text", "text": "a"},
+        {"type": "tool_use", "name": "look", "input": {}},
+    ]
     message = AIMessage(parts, tool_calls=[{"name": "look", "args": {}, "id": "c"}])
     (_, answer) = read_row(row_of(messages_to_dict([HumanMessage("q"), message])))[1].messages
     assert answer["content"] == [{"type": "text", "text": "a"}]

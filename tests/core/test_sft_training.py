@@ -61,7 +61,7 @@ def reference_gradients(
     """(parameters, gradients, loss) in plain peft."""
     twin = peft_twin(model, base, folder)
     loss = reference(twin, samples)
-    loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it so
+    loss.backward()
     parameters = reference_parameters(twin)
     gradients = {key: p.grad for key, p in parameters.items() if p.grad is not None}
     return {key: p.detach() for key, p in parameters.items()}, gradients, float(loss.detach())

@@ -288,3 +288,54 @@ async def test_bookmarks_are_kept_with_the_steps(tiny_llama: Path, tmp_path: Pat
     async with art.LocalBackend(show_progress=False) as backend:
         await again.register(backend)
         assert await backend.bookmarks(again) == {"a": {"rows": 1}}, "b was not saved yet"
+
+
+@pytest.mark.model
+@pytest.mark.slow
+async def test_smollm2_learns_to_call_a_tool(smollm2: Path, tmp_path: Path) -> None:
+    """Twenty written conversations, four times: orders that it never saw are looked up."""
+    tool = {"type": "function", "function": {"name": "order_status", "parameters": ORDER}}
+
+    def rows(orders: range) -> str:
+        return "".join(json.dumps({"messages": asking(n), "tools": [tool]}) + "\n" for n in orders)
+
+    file, held_out = tmp_path / "rows.jsonl", tmp_path / "held_out.jsonl"
+    file.write_text(rows(range(10_400, 10_420)))
+    held_out.write_text(rows(range(20_731, 20_735)))
+    model = art.TrainableModel(
+        name="agent", project="sft", base_model=str(smollm2), base_path=str(tmp_path)
+    )
+    async with art.LocalBackend(show_progress=False) as backend:
+        await model.register(backend)
+        result = await art.train_sft_from_file(
+            model, file, epochs=4, batch_size=4, peak_lr=1e-3, eval_file=held_out
+        )
+        assert (result.step, result.updates) == (4, 20)
+        assert result.eval_losses[-1] < 0.2 * result.eval_losses[0]
+        completion = await model.openai_client().chat.completions.create(
+            model=model.name,
+            messages=asking(31_207)[:1],
+            tools=[tool],
+            temperature=0,
+            max_tokens=64,
+        )
+    (call,) = completion.choices[0].message.tool_calls or ()
+    assert json.loads(call.function.arguments) == {"order": "31207"}
+
+
+ORDER = {"type": "object", "properties": {"order": {"type": "string"}}, "required": ["order"]}
+
+
+def asking(order: int) -> list[Any]:
+    arguments = json.dumps({"order": str(order)})
+    call = {"id": "c", "type": "function"}
+    return [
+        {"role": "user", "content": f"Where is my order {order}?"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{**call, "function": {"name": "order_status", "arguments": arguments}}],
+        },
+        {"role": "tool", "tool_call_id": "c", "content": "on its way"},
+        {"role": "assistant", "content": f"Your order {order} is on its way."},
+    ]
