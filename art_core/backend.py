@@ -48,6 +48,8 @@ class TrainResult:
     trained: bool
     metrics: dict[str, float] = field(default_factory=dict)
     skipped: tuple[Skipped, ...] = ()
+    reason: str | None = None
+    """Why the step was left out although there was something to learn; None if it was not."""
     checkpoint_path: str | None = None
 
 

@@ -93,6 +93,23 @@ class Origin:
     def __str__(self) -> str:
         return self.node or self.role or "outside a graph"
 
+    @property
+    def path(self) -> tuple[str, ...]:
+        """Names of the nodes around the call, the outermost first."""
+        parts = [part.partition(":")[0] for part in (self.namespace or "").split("|") if part]
+        if self.node is not None and parts[-1:] != [self.node]:
+            parts.append(self.node)
+        return tuple(parts)
+
+    def is_in(self, node: str) -> bool:
+        """True if the call came from `node`, at any depth.
+
+        A name stands for the node and for all that runs in it: of a call in node "model" of the
+        subgraph "researcher" these are "model", "researcher" and "researcher/model".
+        """
+        parts, wanted = self.path, tuple(node.split("/"))
+        return any(parts[i : i + len(wanted)] == wanted for i in range(len(parts)))
+
 
 @dataclass(frozen=True, eq=False)
 class ModelCall:
@@ -132,6 +149,8 @@ class ModelCall:
     """What broke the call; its request is kept all the same."""
     left_out: Cause | None = None
     """Why it is context, whatever ids it has; None if nothing is known to speak against it."""
+    reward: float | None = None
+    """Of this call alone, beside its trajectory's; see `Trajectory.add_reward`."""
 
     def __post_init__(self) -> None:
         for name, dtype in (("prompt_ids", np.int32), ("sampled_ids", np.int32)):

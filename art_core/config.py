@@ -7,10 +7,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from art_core import algorithms
 from art_core.errors import ConfigError
 
 
@@ -40,23 +41,111 @@ class LoraSettings(_Config):
 
 
 class TrainConfig(_Config):
-    """One reinforcement-learning step."""
+    """One reinforcement-learning step.
+
+    `TrainConfig.preset("gspo", learning_rate=1e-5)` sets what a named algorithm sets; see
+    `art_core.algorithms`, which also says which settings don't go together.
+    """
 
     learning_rate: float = Field(5e-6, gt=0.0)
     trained_share_power: float = Field(0.0, ge=0.0)
     """The learning rate is multiplied by (trained / all trajectories of the step) ** this. Late in
     a run most groups are all equal; with 0, the few that are left move the policy as far as a
     whole step does, with 1 in proportion."""
-    scale_rewards: Literal["none", "group"] = "none"
-    """Advantages are reward minus the group's mean; "group" divides them by its std (GRPO)."""
-    epsilon: float = Field(0.2, gt=0.0)
-    """Lower clip: the ratio counts down to 1 - epsilon."""
-    epsilon_high: float = Field(0.28, gt=0.0)
-    """Upper clip: the ratio counts up to 1 + epsilon_high."""
+
+    # From rewards to advantages (batch/advantages.py)
+
+    baseline: Literal["group", "leave_one_out", "length", "batch", "running"] = "group"
+    """What a reward is compared with: the mean of its group, of the others in it (RLOO), of its
+    group weighted by length (OPO), of the whole step (REINFORCE++), or a running mean that is kept
+    from step to step (RAE)."""
+    scale_rewards: Literal["none", "group", "group_sample", "mean", "batch", "batch_centred"] = (
+        "none"
+    )
+    """What the difference is divided by: nothing (Dr. GRPO), the group's std (GRPO), that with
+    n - 1 (TRL), the group's mean (MaxRL), the std of the step's rewards (REINFORCE++, Lite PPO), or
+    of the step's differences (REINFORCE++-baseline). True and False mean "group" and "none"."""
+    reward_parts: tuple[str, ...] = ()
+    """Names of trajectory metrics that are the reward's parts. Each is normalised by itself within
+    the group and their sum over the step (GDPO), instead of comparing `reward`."""
+    call_rewards: Literal["own", "to_go"] = "own"
+    """Where rewards of single calls (`Trajectory.add_reward`) count: for the call itself, or also
+    for the calls before it in the trajectory."""
+    call_baseline: Literal["trajectory", "visit"] = "trajectory"
+    """What a call is compared with: the group's trajectories, or the group's calls that were the
+    n-th of the same node, like it."""
+    equal_groups: Literal["skip", "keep"] = "skip"
+    """Groups with nothing to learn from, all rewards equal: left out, or kept for the KL and the
+    entropy; their tokens then count in the means."""
+    overlong_limit: int | None = Field(None, ge=1)
+    """Sampled tokens of a trajectory from which it gets a penalty of 1 (DAPO). None: no penalty."""
+    overlong_buffer: int = Field(4096, ge=1)
+    """Tokens before the limit in which the penalty rises from 0 to 1."""
+
+    # The loss (training/loss.py)
+
+    loss_fn: Literal[
+        "ppo", "reinforce", "cispo", "gspo", "gspo_token", "luspo", "gmpo", "sapo", "vespo", "dppo",
+        "spo", "drpo", "decoupled",
+    ] = "ppo"  # fmt: skip
+    """"ppo" is the clipped ratio of GRPO and DAPO; the others go by the names of their papers."""
+    epsilon: float | None = Field(None, gt=0.0)
+    """Lower bound: the ratio counts down to 1 - epsilon. None: what `loss_fn` is used with, see
+    `algorithms.BOUNDS`; for "ppo" 0.2. (For "gmpo" a bound of the log-ratio, for "dppo" of the
+    probability's change.)"""
+    epsilon_high: float | None = Field(None, gt=0.0)
+    """Upper bound: the ratio counts up to 1 + epsilon_high. None: as above; for "ppo" 0.28."""
+    max_negative_advantage_importance_sampling_weight: float | None = Field(None, gt=1.0)
+    """Largest ratio that counts where the advantage is negative ("ppo"; the two-sided clip)."""
+    kimi_k2_tau: float | None = Field(None, gt=0.0)
+    """Takes this times the log-ratio off each token's advantage (Kimi K2)."""
+    sapo_tau: tuple[float, float] = (1.0, 1.05)
+    """"sapo": steepness of the gate for positive and for other advantages."""
+    vespo_shape: tuple[tuple[float, float], tuple[float, float]] = ((2.0, 3.0), (3.0, 2.0))
+    """"vespo": (power, fall) for positive and for other advantages."""
+    dppo_tau: float = Field(1e-3, ge=0.0)
+    """"dppo": weight of the squared log-ratio."""
+    off_policy_delta: float | None = Field(None, gt=0.0)
+    """Calls with a negative advantage whose mean log-ratio fell by more than this are left out of
+    the loss (DeepSeek-V3.2; begin with 0.5)."""
     entropy_coef: float = 0.0
     """Weight of the mean token entropy (nats), which is maximised."""
-    aggregation: Literal["token", "sequence", "rollout"] = "token"
-    """What is averaged: tokens of the step, calls, or trajectories."""
+    aggregation: Literal["token", "sequence", "rollout", "constant"] = "token"
+    """What is averaged: tokens of the step, calls, or trajectories; or the sum over calls of
+    `horizon` tokens (Dr. GRPO)."""
+    horizon: int = Field(1024, ge=1)
+    """"constant": tokens that every call is taken to have."""
+
+    # The policy that sampled
+
+    old_logprobs: Literal["sampler", "recomputed"] = "sampler"
+    """What ratios are against: the logprobs that the sampler gave, or the trainer's own, computed
+    once more before the first update."""
+    mismatch: Literal["none", "truncate", "mask"] = "none"
+    """With recomputed ones: the loss is weighted by exp(recomputed - sampler), at most
+    `mismatch_high` (TIS), or 0 where it is out of its bounds (MIS, IcePop)."""
+    mismatch_level: Literal["token", "sequence", "geometric"] = "token"
+    """Of each token, of a call, or of a call's mean token."""
+    mismatch_low: float = Field(0.0, ge=0.0, lt=1.0)
+    """"mask": smallest weight that counts; IcePop and MIS use 0.5."""
+    mismatch_high: float = Field(2.0, gt=1.0)
+    """Largest; IcePop uses 5, for calls TRL 3."""
+
+    # The reference policy
+
+    kl_penalty_coef: float = Field(0.0, ge=0.0)
+    """Weight of the KL to the reference. 0: the reference is never computed."""
+    kl_penalty: Literal["advantage", "reward", "k2", "k3", "k3_weighted"] = "advantage"
+    """How it counts: off each token's advantage, by how much it is above the step's mean (ART) or
+    whole (RLHF); or in the loss, by estimator (training/kl.py)."""
+    kl_penalty_reference_step: int | None = Field(None, ge=0)
+    """Checkpoint of this model that is the reference. None: the base model, without the adapter; a
+    run that began from a trained adapter is then at a distance from its first step on."""
+    kl_ref_adapter_path: str | None = None
+    """Folder of an adapter in peft's format that is the reference, instead of a step."""
+
+    # The update
+
     max_grad_norm: float = Field(1.0, gt=0.0)
     adam_betas: tuple[float, float] = (0.9, 0.99)
     weight_decay: float = Field(0.0, ge=0.0)
@@ -64,10 +153,46 @@ class TrainConfig(_Config):
     """Optimizer steps a train call makes over its groups."""
     max_tokens_per_row: int = Field(4096, ge=16)
     """Positions computed at once; bounds the memory of a step."""
+    max_nonfinite_steps: int = Field(3, ge=1)
+    """A step whose gradient is NaN or infinite is skipped; so many in a row are an error."""
+
+    # What is trained
+
     max_staleness: int = Field(4, ge=0)
     """A call may be at most this many steps older than the policy being trained."""
     mask_truncated: bool = False
     """Leave out calls that hit their token limit."""
+    unfit: Literal["refuse", "leave_out"] = "refuse"
+    """A trajectory that can't be trained, of another model, too stale or without tokens: an error,
+    or left out of its group, counted and told."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _renamed(cls, given: Any) -> Any:
+        return algorithms.known_names(given)
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> TrainConfig:
+        algorithms.check_together(self)
+        return self
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> TrainConfig:
+        """The settings of a named algorithm; `changes` win.
+
+        Raises:
+            ConfigError: the name is not in `algorithms.PRESETS`, or settings don't go together.
+        """
+        return cls(**{**algorithms.settings_of(name), **changes})
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """`epsilon` and `epsilon_high`, with the loss's own where they are None."""
+        low, high = algorithms.BOUNDS.get(self.loss_fn, (0.0, 0.0))
+        return (
+            low if self.epsilon is None else self.epsilon,
+            high if self.epsilon_high is None else self.epsilon_high,
+        )
 
 
 class TrainSFTConfig(_Config):

@@ -103,6 +103,17 @@ class TrainingError(ARTError):
     """A training step failed; weights are those of the last whole step."""
 
 
+class NonFiniteStep(TrainingError):
+    """A gradient, a loss or new weights were NaN or infinite, so that the step was left out.
+
+    `tensor` is the first that was: a weight of the adapter, or "loss".
+    """
+
+    def __init__(self, what: str, *, tensor: str, got: object, fix: str) -> None:
+        super().__init__(what, got=got, expected="finite numbers", fix=fix)
+        self.tensor = tensor
+
+
 class GatherError(ARTError):
     """A gather stopped before its end; what it gathered until then is kept.
 

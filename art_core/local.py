@@ -34,7 +34,7 @@ from art_core.engine.model_registry import ModelRegistry
 from art_core.engine.openai_routes import create_app
 from art_core.engine.serving import LoopbackServer
 from art_core.engine.tokenizer import HFTokenizer
-from art_core.errors import ConfigError, ModelNotRegistered, TrainingError
+from art_core.errors import ConfigError, ModelNotRegistered, NonFiniteStep, TrainingError
 from art_core.join import join_records
 from art_core.model import TrainableModel
 from art_core.nn.base_model import resolve_base_model
@@ -81,6 +81,8 @@ class _Run:
     """Held by the train call under way."""
     stop: threading.Event = field(default_factory=threading.Event)
     """Asks the step under way to end before its end."""
+    nonfinite: int = 0
+    """Steps in a row that were left out because they were not finite."""
 
 
 class LocalBackend:
@@ -134,8 +136,9 @@ class LocalBackend:
 
         Raises:
             GroupError: a kind of it names what can't be trained; nothing has changed.
-            TrainingError: the step failed; the last whole step goes on serving.
-            CheckpointError: the step could not be saved; as above.
+            TrainingError: the step failed, or was not finite for the
+                `config.max_nonfinite_steps`-th time in a row; the last whole step goes on serving.
+            CheckpointError: the step could not be saved, or the reference can't be used; as above.
             RunFolderError: the trajectories can't be written, and nothing was trained; or they
                 are there and the step was learned, but its metrics can't be written.
         """
@@ -143,9 +146,16 @@ class LocalBackend:
         async with run.training:
             self._run(model)  # it may have been closed while this call waited
             await self.join(model, [trajectory for group in groups for trajectory in group])
-            selection = select(groups, model=model.name, step=run.step, config=config)
+            selection = select(
+                groups,
+                model=model.name,
+                step=run.step,
+                config=config,
+                running=run.trainer.running,
+            )
+            reference = await asyncio.to_thread(_reference, run.run, config)
             run.stop = threading.Event()
-            step = asyncio.create_task(self._step(run, groups, selection, config))
+            step = asyncio.create_task(self._step(run, groups, selection, config, reference))
             return await _to_its_end(step, run.stop)
 
     async def train_sft(
@@ -342,6 +352,7 @@ class LocalBackend:
         groups: Sequence[TrajectoryGroup],
         selection: Selection,
         config: TrainConfig,
+        reference: Path | None,
     ) -> TrainResult:
         """Keep what was played, learn from it, keep the figures."""
         played = run.step
@@ -350,7 +361,7 @@ class LocalBackend:
             await asyncio.to_thread(write_trajectories, run.run, "train", played, groups)
         result = TrainResult(played, trained=False, skipped=tuple(selection.skipped))
         if selection.samples:
-            result = await self._learn_groups(run, selection, config)
+            result = await self._learn_or_skip(run, selection, config, reference)
         for skip in result.skipped:
             _log.info("group %d is not trained: %s", skip.group, skip.reason)
         figures = {
@@ -358,21 +369,49 @@ class LocalBackend:
             **result.metrics,
             "trained": result.trained,
             "skipped": len(result.skipped),
+            **({"reason": result.reason} if result.reason else {}),
         }
         await asyncio.to_thread(log_step, run.run, "train", played, (), figures)
         return result
 
+    async def _learn_or_skip(
+        self, run: _Run, selection: Selection, config: TrainConfig, reference: Path | None
+    ) -> TrainResult:
+        """A step that was not finite is left out, unless too many in a row were."""
+        try:
+            result = await self._learn_groups(run, selection, config, reference)
+        except NonFiniteStep as error:
+            run.nonfinite += 1
+            if run.nonfinite >= config.max_nonfinite_steps:
+                raise TrainingError(
+                    f"{run.nonfinite} steps in a row were not finite; the last: {error}",
+                    fix=f"Step {run.step} goes on serving.",
+                ) from error
+            _log.warning("the step is left out, first at %s: %s", error.tensor, error)
+            return TrainResult(
+                run.step,
+                trained=False,
+                metrics={"nonfinite_steps": run.nonfinite},
+                skipped=tuple(selection.skipped),
+                reason=f"{error.tensor}: {error}",
+            )
+        run.nonfinite = 0
+        return result
+
     async def _learn_groups(
-        self, run: _Run, selection: Selection, config: TrainConfig
+        self, run: _Run, selection: Selection, config: TrainConfig, reference: Path | None
     ) -> TrainResult:
         rate = config.learning_rate * selection.share**config.trained_share_power
         config = config.model_copy(update={"learning_rate": rate})
-        more = {"groups_trained": selection.groups, "learning_rate": rate}
-        return await self._learn(
-            run,
-            lambda tell: {**run.trainer.step(selection.samples, config, on_progress=tell), **more},
-            skipped=tuple(selection.skipped),
-        )
+
+        def train(tell: OnProgress) -> dict[str, float]:
+            metrics = run.trainer.step(
+                selection.samples, config, reference=reference, on_progress=tell
+            )
+            run.trainer.running = selection.running
+            return {**metrics, "groups_trained": selection.groups, "learning_rate": rate}
+
+        return await self._learn(run, train, skipped=tuple(selection.skipped))
 
     async def _step_sft(
         self, run: _Run, written: Written, config: TrainSFTConfig, bookmark: Bookmark | None
@@ -380,20 +419,17 @@ class LocalBackend:
         """Learn from what was written, keep the figures."""
         before = run.step
         batches = written.batches(config.rows_per_step)
-        skipped = tuple(Skipped(row, why, 1) for row, why in written.left_out.items())
         for row, why in written.left_out.items():
             _log.info("trajectory %d is not trained: %s", row, why)
         for text, number in written.warnings.items():
             _log.warning("ignored: %s (%d times)", text, number)
-        result = await self._learn(
-            run,
-            lambda tell: {
-                **train_supervised(run.trainer, batches, config, on_progress=tell),
-                **written.figures,
-            },
-            skipped=skipped,
-            bookmark=bookmark,
-        )
+
+        def train(tell: OnProgress) -> dict[str, float]:
+            metrics = train_supervised(run.trainer, batches, config, on_progress=tell)
+            return {**metrics, **written.figures}
+
+        skipped = tuple(Skipped(row, why, 1) for row, why in written.left_out.items())
+        result = await self._learn(run, train, skipped=skipped, bookmark=bookmark)
         await asyncio.to_thread(log_step, run.run, "sft", before, (), result.metrics)
         return result
 
@@ -504,6 +540,17 @@ async def _shut(serving: _Serving) -> None:
     finally:
         await serving.engine.close()
         serving.service.records.close()
+
+
+def _reference(run: RunDir, config: TrainConfig) -> Path | None:
+    """Folder of the policy that the KL holds to; None: the base model, or there is no KL."""
+    if not config.kl_penalty_coef:
+        return None
+    if config.kl_ref_adapter_path is not None:
+        return Path(config.kl_ref_adapter_path)
+    if config.kl_penalty_reference_step is not None:
+        return checkpoints.find(run, config.kl_penalty_reference_step).path
+    return None
 
 
 def _close(folder: RunDir) -> None:

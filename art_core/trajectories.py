@@ -8,6 +8,7 @@ awaitables is a group with pending rollouts, awaited by `gather_trajectory_group
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import (
     AsyncIterator,
@@ -18,13 +19,14 @@ from collections.abc import (
     Iterator,
 )
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, SkipValidation
 
 from art_core.calls import ModelCall
 from art_core.completeness import Completeness, completeness_of
-from art_core.errors import RolloutFailure
+from art_core.errors import RewardError, RolloutFailure
 from art_core.histories import chains, is_sample, items
 from art_core.types import Choice, Message, Messages, MessagesAndChoices, Tools
 
@@ -77,6 +79,50 @@ class Trajectory(BaseModel):
     rollout_id: str | None = None
     start_time: float = Field(default_factory=time.time)
     """Seconds since the epoch."""
+
+    def add_reward(
+        self,
+        reward: float,
+        *,
+        call: ModelCall | None = None,
+        node: str | None = None,
+        visit: int | None = None,
+    ) -> None:
+        """Reward single calls, beside `reward`, which counts for all calls of the trajectory.
+
+        Rewards of one call add up; a node's counts whole for each of its calls. How they become
+        advantages is set by `TrainConfig.call_rewards` and `call_baseline`.
+
+        Args:
+            reward: a finite number.
+            call: one of `calls`.
+            node: instead: the calls that came from this node of the graph, or from a subgraph in
+                it; "researcher/model" is the node "model" of the subgraph "researcher".
+            visit: of these only the n-th, counted from 1.
+
+        Raises:
+            RewardError: the reward is not finite, or no call is meant.
+        """
+        if not math.isfinite(reward):
+            raise RewardError("reward of a call", got=reward, expected="a finite number")
+        if (call is None) == (node is None):
+            raise RewardError("a reward for no call", expected="either call= or node=")
+        if call is not None:
+            meant = [i for i, one in enumerate(self.calls) if one.key == call.key]
+        else:
+            meant = [i for i, one in enumerate(self.calls) if one.origin.is_in(str(node))]
+        if visit is not None:
+            meant = meant[visit - 1 : visit] if visit > 0 else []
+        if not meant:
+            raise RewardError(
+                "a reward for a call that was not made",
+                got=call.key if call is not None else (node, visit),
+                expected=f"a call from one of {sorted({str(c.origin) for c in self.calls})}",
+                fix="Look at trajectory.calls.",
+            )
+        for i in meant:
+            before = self.calls[i].reward or 0.0
+            self.calls[i] = replace(self.calls[i], reward=before + float(reward))
 
     def log(self, message: str) -> None:
         """Keep a line of text with the trajectory."""

@@ -41,9 +41,9 @@ _COLUMNS = {
     # Of the call; null where a trajectory has none.
     "node": "string", "record_id": "string", "choice_index": "int32", "model": "string",
     "step": "int64", "finish_reason": "string", "error": "string", "left_out": "string",
-    "call_started": "double", "call_ended": "double", "sampling": "json", "origin": "json",
-    "message": "json", "request": "json", "response": "binary", "prompt_ids": "ids",
-    "sampled_ids": "ids", "logprobs": "logprobs",
+    "call_reward": "double", "call_started": "double", "call_ended": "double", "sampling": "json",
+    "origin": "json", "message": "json", "request": "json", "response": "binary",
+    "prompt_ids": "ids", "sampled_ids": "ids", "logprobs": "logprobs",
 }  # fmt: skip
 _TOKENS = ("prompt_ids", "sampled_ids", "logprobs")
 
@@ -185,6 +185,7 @@ def _call_row(index: int, call: ModelCall) -> Row:
         "finish_reason": call.finish_reason,
         "error": call.error,
         "left_out": call.left_out,
+        "call_reward": call.reward,
         "call_started": call.started,
         "call_ended": call.ended,
         "sampling": _json(asdict(call.sampling)),
@@ -316,7 +317,8 @@ def _call(row: Row) -> ModelCall:
         started=row["call_started"],
         ended=row["call_ended"],
         error=row["error"],
-        left_out=row.get("left_out"),  # files of older releases have no such column
+        left_out=row.get("left_out"),  # files of older releases have no such column,
+        reward=row.get("call_reward"),  # and none such
     )
 
 

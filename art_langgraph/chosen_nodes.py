@@ -24,18 +24,9 @@ class UnknownNodes(UserWarning):
 def is_in(origin: Origin, names: Collection[str] | None) -> bool:
     """True if a call came from one of the nodes `names`, at any depth; None means every node.
 
-    A name stands for the node and for all that runs in it: of a call in node "model" of the
-    subgraph "researcher" these are "model", "researcher" and "researcher/model".
+    See `Origin.is_in` for what a name stands for.
     """
-    if names is None:
-        return True
-    parts = _path(origin)
-    ways = {
-        "/".join(parts[start:end])
-        for start in range(len(parts))
-        for end in range(start + 1, len(parts) + 1)
-    }
-    return bool(ways & set(names))
+    return names is None or any(origin.is_in(name) for name in names)
 
 
 def check_nodes(
@@ -72,14 +63,6 @@ def check_nodes(
     if len(unknown) == len(names):
         raise ConfigError(what, got=sorted(unknown), expected=f"nodes that ran: {there}")
     warnings.warn(f"{what}: {sorted(unknown)}; nodes that ran: {there}", UnknownNodes, stacklevel=3)
-
-
-def _path(origin: Origin) -> list[str]:
-    """Names of the nodes around a call, the outermost first."""
-    parts = [part.partition(":")[0] for part in (origin.namespace or "").split("|") if part]
-    if origin.node is not None and parts[-1:] != [origin.node]:
-        parts.append(origin.node)
-    return parts
 
 
 def _drawn(graph: Runnable[object, object] | None) -> set[str]:

@@ -1,62 +1,251 @@
-"""From rewards to advantages, and from calls to loss weights. Pure functions of plain numbers.
+"""From rewards to advantages: what a reward is measured against, and in which unit.
 
-In: the rewards of a group; which call and trajectory each sampled token belongs to. Out: one
-advantage per trajectory, one weight per call.
+In: the rewards of a step's groups, plain numbers. Out: a `Yardstick` per trajectory, whose
+`measure(reward)` is the advantage. Each zero and each unit is a function of its own; the
+algorithms of the literature are pairs of them. Left out: rewards of single calls (credit.py), and
+how tokens share in the loss (weights.py).
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from art_core.errors import RewardError
+
+Groups: TypeAlias = Sequence[Sequence[float]]
+Baseline: TypeAlias = Literal["group", "leave_one_out", "length", "batch", "running"]
+Scale: TypeAlias = Literal["none", "group", "group_sample", "mean", "batch", "batch_centred"]
 
 EPS = 1e-6
+"""Added to a group's std."""
+SAMPLE_EPS = 1e-4
+"""Added to a group's sample std, as TRL does."""
+BATCH_EPS = 1e-8
+"""Added to the std of a whole step, which is never as near to 0 as a group's."""
+DECAY = 0.95
+"""Of the running baseline: its share that each reward leaves."""
 
 
-def group_advantages(rewards: Sequence[float], *, scale: Literal["none", "group"]) -> list[float]:
-    """Reward minus the group's mean; "group" also divides by the population std.
+@dataclass(frozen=True)
+class Yardstick:
+    """What a reward is measured with."""
 
-    "none" is Dr. GRPO (Liu et al. 2025, arXiv:2503.20783), "group" is GRPO (Shao et al. 2024,
-    arXiv:2402.03300, section 4.1.2) with eps 1e-6. Rewards [1, 0, 0, 1] give +-0.5 and +-0.999998.
+    zero: float
+    """A reward of this much is neither good nor bad."""
+    unit: float = 1.0
+
+    def measure(self, reward: float) -> float:
+        """The advantage of a trajectory with this reward."""
+        return (reward - self.zero) / self.unit
+
+
+def yardsticks(
+    groups: Groups,
+    *,
+    baseline: Baseline = "group",
+    scale: Scale = "none",
+    lengths: Sequence[Sequence[int]] = (),
+    running: float = 0.0,
+) -> list[list[Yardstick]]:
+    """One per trajectory, in groups like the rewards.
+
+    baseline, scale: which function below gives the zero and which the unit. As the papers pair
+    them: GRPO is "group" and "group" (TRL: "group_sample"), Dr. GRPO "group" and "none", RLOO
+    "leave_one_out" and "none", MaxRL "group" and "mean", REINFORCE++ "batch" and "batch",
+    REINFORCE++-baseline "group" and "batch_centred", Lite PPO "group" and "batch", OPO "length" and
+    "none", RAE "running" and "none".
 
     Args:
-        rewards: finite numbers, one per trajectory.
+        groups: finite rewards.
+        lengths: sampled tokens of each trajectory; needed by "length".
+        running: the running baseline before this step; needed by "running".
+
+    Raises:
+        RewardError: "mean" is given a negative reward.
     """
-    if not rewards:
-        return []
-    mean = math.fsum(rewards) / len(rewards)
-    centred = [r - mean for r in rewards]
-    if scale == "none":
-        return centred
-    std = math.sqrt(math.fsum(c * c for c in centred) / len(rewards))
-    return [c / (std + EPS) for c in centred]
+    zeros = _zeros(groups, baseline, lengths, running)
+    units = _units(groups, zeros, scale)
+    return [
+        [Yardstick(zero, unit) for zero in column]
+        for column, unit in zip(zeros, units, strict=True)
+    ]
+
+
+def advantages(
+    groups: Groups,
+    *,
+    baseline: Baseline = "group",
+    scale: Scale = "none",
+    lengths: Sequence[Sequence[int]] = (),
+    running: float = 0.0,
+) -> list[list[float]]:
+    """The rewards measured; see `yardsticks`."""
+    found = yardsticks(groups, baseline=baseline, scale=scale, lengths=lengths, running=running)
+    return [
+        [yardstick.measure(r) for yardstick, r in zip(column, rewards, strict=True)]
+        for column, rewards in zip(found, groups, strict=True)
+    ]
+
+
+# --- zeros: what a reward is compared with -------------------------------------------------------
+
+
+def mean(rewards: Sequence[float]) -> float:
+    """The mean: of a group, GRPO (arXiv:2402.03300), or of a step, REINFORCE++ (2501.03262)."""
+    return math.fsum(rewards) / len(rewards) if rewards else 0.0
+
+
+def means_of_the_others(rewards: Sequence[float]) -> list[float]:
+    """For each reward the mean of the others: RLOO (arXiv:2402.14740). One alone: itself."""
+    total, others = math.fsum(rewards), len(rewards) - 1
+    return [(total - r) / others if others else r for r in rewards]
+
+
+def length_weighted_mean(rewards: Sequence[float], lengths: Sequence[int]) -> float:
+    """sum(L r) / sum(L): OPO's baseline of least variance (arXiv:2505.23585)."""
+    total = sum(lengths)
+    if not total:
+        return mean(rewards)
+    return math.fsum(r * n for r, n in zip(rewards, lengths, strict=True)) / total
+
+
+def running_means(groups: Groups, start: float) -> list[list[float]]:
+    """b before each reward, and then b <- .95 b + .05 r: SPIRAL's RAE (arXiv:2506.24119)."""
+    found: list[list[float]] = []
+    for rewards in groups:
+        found.append([])
+        for reward in rewards:
+            found[-1].append(start)
+            start = next_running(start, reward)
+    return found
+
+
+def next_running(baseline: float, reward: float) -> float:
+    """The running baseline after one more reward; see `running_means`."""
+    return DECAY * baseline + (1.0 - DECAY) * reward
+
+
+def _zeros(
+    groups: Groups, baseline: Baseline, lengths: Sequence[Sequence[int]], running: float
+) -> list[list[float]]:
+    """One per trajectory."""
+    match baseline:
+        case "group":
+            return [[mean(rewards)] * len(rewards) for rewards in groups]
+        case "leave_one_out":
+            return [means_of_the_others(rewards) for rewards in groups]
+        case "length":
+            return [
+                [length_weighted_mean(rewards, n)] * len(rewards)
+                for rewards, n in zip(groups, lengths, strict=True)
+            ]
+        case "batch":
+            return [[mean(flat(groups))] * len(rewards) for rewards in groups]
+        case "running":
+            return running_means(groups, running)
+
+
+# --- units: how big a difference is --------------------------------------------------------------
+
+
+def std(values: Sequence[float]) -> float:
+    """Population standard deviation."""
+    middle = mean(values)
+    return math.sqrt(math.fsum((v - middle) * (v - middle) for v in values) / len(values))
+
+
+def sample_std(values: Sequence[float]) -> float:
+    """With n - 1; 0 for a single value, whose spread is unknown."""
+    return std(values) * math.sqrt(len(values) / (len(values) - 1)) if len(values) > 1 else 0.0
+
+
+def success_rate(rewards: Sequence[float]) -> float:
+    """The mean as unit: MaxRL (arXiv:2602.02710). 1 where nothing was earned.
+
+    Raises:
+        RewardError: a reward is negative, and so would turn the others' advantages around.
+    """
+    if min(rewards, default=0.0) < 0:
+        raise RewardError(
+            "a reward measured by its group's mean",
+            got=min(rewards),
+            expected="0 or more",
+            fix='Shift the rewards, or set TrainConfig(scale_rewards="group").',
+        )
+    return mean(rewards) or 1.0
+
+
+def _units(groups: Groups, zeros: Groups, scale: Scale) -> list[float]:
+    """One per group."""
+    match scale:
+        case "none":
+            return [1.0] * len(groups)
+        case "group":  # the groups' own zero is their mean, so that this is their std
+            return [std(rewards) + EPS if rewards else 1.0 for rewards in groups]
+        case "group_sample":
+            return [sample_std(rewards) + SAMPLE_EPS if rewards else 1.0 for rewards in groups]
+        case "mean":
+            return [success_rate(rewards) for rewards in groups]
+        case "batch":
+            return [_batch_std(flat(groups))] * len(groups)
+        case "batch_centred":
+            centred = [r - z for r, z in zip(flat(groups), flat(zeros), strict=True)]
+            return [_batch_std(centred)] * len(groups)
+
+
+def _batch_std(values: Sequence[float]) -> float:
+    return std(values) + BATCH_EPS if values else 1.0
+
+
+def flat(groups: Groups) -> list[float]:
+    """The numbers of all groups in one list."""
+    return [number for group in groups for number in group]
+
+
+# --- several rewards -----------------------------------------------------------------------------
+
+
+def decoupled_advantages(groups: Sequence[Sequence[Sequence[float]]]) -> list[list[float]]:
+    """GDPO (arXiv:2601.05242): each part of the reward is normalised within its group by itself,
+    and the sum of them over the step. So a part that varies little is not drowned by another.
+
+    Args:
+        groups: for each group, for each part, the values of its trajectories.
+    """
+    sums = [[math.fsum(of_one) for of_one in zip(*map(_z, parts), strict=True)] for parts in groups]
+    everything = flat(sums)
+    if not everything:
+        return sums
+    yardstick = Yardstick(mean(everything), std(everything) + BATCH_EPS)
+    return [[yardstick.measure(value) for value in column] for column in sums]
+
+
+def _z(values: Sequence[float]) -> list[float]:
+    if are_equal(values):
+        return [0.0] * len(values)
+    yardstick = Yardstick(mean(values), std(values) + BATCH_EPS)
+    return [yardstick.measure(value) for value in values]
+
+
+# --- rewards before they are compared ------------------------------------------------------------
 
 
 def are_equal(rewards: Sequence[float]) -> bool:
-    """True if a group has nothing to compare: fewer than two rewards, or all the same."""
+    """True if a group has nothing to compare: fewer than two rewards, or all the same.
+
+    DAPO's dynamic sampling (arXiv:2503.14476) drops such a group and draws another.
+    """
     return len(rewards) < 2 or max(rewards) - min(rewards) <= 1e-12 * max(1.0, abs(max(rewards)))
 
 
-def entry_weights(
-    lengths: Sequence[int],
-    trajectories: Sequence[int],
-    aggregation: Literal["token", "sequence", "rollout"],
-) -> list[float]:
-    """The share of each entry of a call in the step's loss, over all rows; they sum to 1.
+def overlong_penalty(length: int, *, limit: int, buffer: int) -> float:
+    """DAPO's soft punishment (arXiv:2503.14476, section 3.4; there 20,480 and 4,096 tokens).
 
-    Args:
-        lengths: sampled tokens of each call.
-        trajectories: which trajectory each call belongs to.
-        aggregation: "token" gives every token the same share, "sequence" every call (its tokens
-            share it), "rollout" every trajectory (all its calls' tokens share it).
+    0 up to limit - buffer, then falling to -1 at `limit`, -1 beyond.
     """
-    total = sum(lengths)
-    if aggregation == "token":
-        return [1.0 / total for _ in lengths]
-    if aggregation == "sequence":
-        return [1.0 / (len(lengths) * n) for n in lengths]
-    tokens: Counter[int] = Counter()
-    for n, trajectory in zip(lengths, trajectories, strict=True):
-        tokens[trajectory] += n
-    return [1.0 / (len(tokens) * tokens[t]) for t in trajectories]
+    if length > limit:
+        return -1.0
+    return min(0.0, (limit - buffer - length) / buffer)

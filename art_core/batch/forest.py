@@ -34,7 +34,7 @@ class Sample:
     """[S] of the sampler."""
     advantage: float
     weight: float
-    """Share of each of its entries in the step's loss; see `advantages.entry_weights`."""
+    """Share of each of its entries in the step's loss; see `weights.entry_weights`."""
     temperature: float
     distorted: bool
     """True: the sampler's logprobs are not those of softmax(logits / temperature)."""
@@ -42,6 +42,8 @@ class Sample:
     """Index over the step."""
     trajectory: int
     """Index over the step."""
+    staleness: int = 0
+    """Steps that the policy being trained is ahead of the one that sampled."""
 
     @classmethod
     def of(
@@ -52,6 +54,7 @@ class Sample:
         weight: float,
         index: int,
         trajectory: int,
+        staleness: int = 0,
     ) -> Sample:
         """The sample that a trainable call is; `index` and `trajectory` count over the step."""
         assert call.prompt_ids is not None
@@ -67,6 +70,7 @@ class Sample:
             distorted=call.sampling.distorted,
             call=index,
             trajectory=trajectory,
+            staleness=staleness,
         )
 
     @property

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from art_core.batch.advantages import entry_weights
 from art_core.batch.forest import Sample
+from art_core.batch.weights import entry_weights
 from art_core.config import TrainConfig
 
 
@@ -21,7 +21,8 @@ def minibatches(
 ) -> list[list[Sample]]:
     """Deal whole trajectories to `config.minibatches` parts, as even as can be by their number.
 
-    There are never more parts than trajectories. The weights of a part sum to 1 over its entries.
+    There are never more parts than trajectories. The weights of a part sum to 1 over its entries,
+    but for the aggregation "constant".
 
     Args:
         key: not negative; the same one deals the same parts. One part alone keeps its order.
@@ -38,6 +39,9 @@ def minibatches(
 
 def _weighted(samples: Sequence[Sample], config: TrainConfig) -> list[Sample]:
     weights = entry_weights(
-        [len(s.sampled_ids) for s in samples], [s.trajectory for s in samples], config.aggregation
+        [len(s.sampled_ids) for s in samples],
+        [s.trajectory for s in samples],
+        config.aggregation,
+        horizon=config.horizon,
     )
     return [replace(s, weight=w) for s, w in zip(samples, weights, strict=True)]

@@ -1,24 +1,30 @@
 """Which calls of a step are trained: groups -> samples, and what was left out and why.
 
-In: groups as gathered, the model's name and step. Out: one `Sample` per trained call. A group
-with nothing to compare is skipped with its reason; what can't be right is a typed error that names
-the group and the trajectory, raised before anything changes.
+In: groups as gathered, the model's name and step. Out: one `Sample` per trained call, each with its
+advantage. What can't take part is left out with its reason; what can't be right is a typed error
+that names the group and the trajectory, raised before anything changes.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, SupportsFloat
 
 from art_core.backend import Skipped
-from art_core.batch.advantages import are_equal, group_advantages
+from art_core.batch.advantages import (
+    Yardstick,
+    are_equal,
+    decoupled_advantages,
+    flat,
+    next_running,
+    yardsticks,
+)
+from art_core.batch.candidates import Candidate, NotFinite, candidate
+from art_core.batch.credit import places, visit_yardsticks
 from art_core.batch.forest import Sample
-from art_core.calls import ModelCall
 from art_core.config import TrainConfig
-from art_core.errors import GroupError, NoTrainableTokens, RewardError, StaleCall, WrongModel
-from art_core.trajectories import Trajectory, TrajectoryGroup
+from art_core.errors import GroupError, RewardError
+from art_core.trajectories import TrajectoryGroup
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,16 @@ class Selection:
     """Groups that are trained."""
     share: float
     """Of all trajectories, those that are trained."""
+    running: float = 0.0
+    """The running baseline after this step."""
+
+
+@dataclass(frozen=True)
+class _Group:
+    """A group as it is compared."""
+
+    index: int
+    candidates: list[Candidate]
 
 
 def select(
@@ -40,141 +56,175 @@ def select(
     model: str,
     step: int,
     config: TrainConfig,
+    running: float = 0.0,
 ) -> Selection:
-    """Choose the calls of `model` and give each its trajectory's advantage.
+    """Choose the calls of `model` and give each its advantage.
 
-    Calls that came without tokens have been joined with the server's records before (`join`).
+    Calls that came without tokens have been joined with the server's records before (`join`). A
+    trajectory whose reward is NaN or infinite is left out; the others of its group are compared
+    without it.
+
+    Args:
+        running: the running baseline before this step; see `TrainConfig.baseline`.
 
     Raises:
-        RewardError: a reward is missing, NaN or infinite.
+        RewardError: a reward is missing or no number.
         WrongModel: the calls of a trajectory are another model's.
-        StaleCall: a call is older than `config.max_staleness` steps.
+        StaleCall: a call is older than `config.max_staleness` steps, or of a step to come.
         GroupError: a call has more tokens than a row may have.
         NoTrainableTokens: a completed trajectory has no call whose ids are known.
+            (All but the first are reasons to leave out where `config.unfit` says so.)
     """
-    samples: list[Sample] = []
     skipped: list[Skipped] = []
-    trajectories = 0
-    trained = 0
+    compared: list[_Group] = []
     for index, group in enumerate(groups):
-        rewards = [_reward(t, index, i) for i, t in enumerate(group)]
-        reason = _why_not(group, rewards)
-        if reason is not None:
-            skipped.append(Skipped(index, reason, len(group)))
-            continue
+        found = _Group(index, list(_candidates(group, index, model, step, config, skipped)))
+        why = _why_not(found.candidates, len(group.exceptions), config)
+        if why is None:
+            compared.append(found)
+        else:
+            skipped.append(Skipped(index, why, len(found.candidates)))
+    after = _running_after(compared, running)
+    advantages = _advantages(compared, config, running)
+    if not _teaches(advantages, config):
+        why = "all advantages of the step are 0: nothing to learn from"
+        skipped += [Skipped(found.index, why, len(found.candidates)) for found in compared]
+        compared, advantages = [], []
+    samples: list[Sample] = []
+    trained = trajectories = 0
+    for found, columns in zip(compared, advantages, strict=True):
         before = trajectories
-        advantages = group_advantages(rewards, scale=config.scale_rewards)
-        for i, (trajectory, advantage) in enumerate(zip(group, advantages, strict=True)):
-            where = f"trajectory {i} of group {index}"
-            calls = _calls(trajectory, model, where)
-            kept = [c for c in calls if not (config.mask_truncated and c.finish_reason == "length")]
-            if not kept:
-                why = (
-                    "its calls were all cut by their token limit"
-                    if calls
-                    else f"it ended by {trajectory.ended} before the model said anything"
-                )
-                skipped.append(Skipped(index, f"trajectory {i}: {why}", 1))
+        for one, column in zip(found.candidates, columns, strict=True):
+            if one.why_silent is not None:
+                reason = f"trajectory {one.index}: {one.why_silent}"
+                skipped.append(Skipped(found.index, reason, 1))
                 continue
-            for call in kept:
-                _check_age(call, step, config.max_staleness, where)
-                _check_length(call, config.max_tokens_per_row, where)
-                samples.append(
-                    Sample.of(
-                        call,
-                        advantage=advantage,
-                        weight=0.0,
-                        index=len(samples),
-                        trajectory=trajectories,
-                    )
-                )
+            samples += _samples(one, column, len(samples), trajectories, step)
             trajectories += 1
         trained += trajectories > before
     everyone = sum(len(group) for group in groups)
-    return Selection(samples, skipped, trained, trajectories / everyone if everyone else 0.0)
+    share = trajectories / everyone if everyone else 0.0
+    skipped.sort(key=lambda skip: skip.group)
+    return Selection(samples, skipped, trained, share, after)
 
 
-def _reward(trajectory: Trajectory, group: int, index: int) -> float:
-    reward: Any = trajectory.reward  # whatever the user assigned
-    if not isinstance(reward, SupportsFloat) or not math.isfinite(reward):
-        raise RewardError(
-            f"reward of trajectory {index} of group {group}",
-            got=reward,
-            expected="a finite number",
-            fix="Set traj.reward before training, or leave the trajectory out of its group.",
-        )
-    return float(reward)
+# --- what takes part -----------------------------------------------------------------------------
 
 
-def _why_not(group: TrajectoryGroup, rewards: Sequence[float]) -> str | None:
-    failed = f" ({len(group.exceptions)} of its rollouts failed)" if group.exceptions else ""
-    if not rewards:
+def _candidates(
+    group: TrajectoryGroup,
+    index: int,
+    model: str,
+    step: int,
+    config: TrainConfig,
+    skipped: list[Skipped],
+) -> Iterator[Candidate]:
+    """The trajectories of a group that are compared; the others go to `skipped`."""
+    for i, trajectory in enumerate(group):
+        where = f"trajectory {i} of group {index}"
+        try:
+            yield candidate(trajectory, i, where, model=model, step=step, config=config)
+        except NotFinite as error:
+            skipped.append(Skipped(index, f"trajectory {i}: {error}", 1))
+        except RewardError:
+            raise
+        except GroupError as error:
+            if config.unfit == "refuse":
+                raise
+            skipped.append(Skipped(index, f"trajectory {i}: {error}", 1))
+
+
+def _why_not(candidates: Sequence[Candidate], failures: int, config: TrainConfig) -> str | None:
+    """Why a group is skipped."""
+    failed = f" ({failures} of its rollouts failed)" if failures else ""
+    if not candidates:
         return f"the group is empty{failed}"
-    if len(rewards) == 1:
+    if config.equal_groups == "keep" or config.baseline in ("batch", "running"):
+        return None
+    if len(candidates) == 1:
         return f"one trajectory only: there is nothing to compare it with{failed}"
-    if are_equal(rewards):
-        return f"all {len(rewards)} rewards are equal ({rewards[0]:g}): nothing to learn from"
+    if config.reward_parts:
+        parts = zip(*(one.parts for one in candidates), strict=True)
+        if all(are_equal(column) for column in parts):
+            return f"all {len(candidates)} have equal parts of the reward: nothing to learn from"
+    elif are_equal([r for one in candidates for r in one.worth.calls or (one.worth.whole,)]):
+        reward = candidates[0].worth.whole
+        return f"all {len(candidates)} rewards are equal ({reward:g}): nothing to learn from"
     return None
 
 
-def _calls(trajectory: Trajectory, model: str, where: str) -> list[ModelCall]:
-    """The calls to train: those whose Choice the user kept, else all of this model's."""
-    chosen = trajectory.chosen_records()
-    calls = trajectory.calls
-    if chosen is not None:
-        calls = [c for c in calls if c.key in chosen]
-    whole = [c for c in calls if c.trainable]
-    ours = [c for c in whole if c.model == model]
-    if not ours and whole:
-        raise WrongModel(
-            f"calls of {where}",
-            got=sorted({c.model for c in whole}),
-            expected=f"calls of {model!r}",
-            fix="Train the model that played, or play with model=this one.",
-        )
-    if not ours and trajectory.ended == "completed":
-        raise _no_tokens(trajectory, calls, where)
-    return ours
+# --- what it is worth ----------------------------------------------------------------------------
 
 
-def _no_tokens(trajectory: Trajectory, calls: Sequence[ModelCall], where: str) -> NoTrainableTokens:
-    if calls:
-        places = sorted({str(c.origin) for c in calls})
-        left_out = trajectory.completeness.left_out
-        causes = ", ".join(f"{number} {cause}" for cause, number in left_out.items())
-        what = (
-            f"{where} has no call whose sampled tokens are known; asked by {', '.join(places)}; "
-            f"left out: {causes}"
+def _advantages(
+    groups: Sequence[_Group], config: TrainConfig, running: float
+) -> list[list[list[float]]]:
+    """For each group, for each candidate, one advantage per call."""
+    if config.reward_parts:
+        parts = [list(zip(*(one.parts for one in g.candidates), strict=True)) for g in groups]
+        return [
+            [[a] * len(one.calls) for a, one in zip(column, g.candidates, strict=True)]
+            for column, g in zip(decoupled_advantages(parts), groups, strict=True)
+        ]
+    found = yardsticks(
+        _rewards(groups),
+        baseline=config.baseline,
+        scale=config.scale_rewards,
+        lengths=[[one.length for one in g.candidates] for g in groups],
+        running=running,
+    )
+    return [_measured(g, column, config) for g, column in zip(groups, found, strict=True)]
+
+
+def _measured(group: _Group, plain: Sequence[Yardstick], config: TrainConfig) -> list[list[float]]:
+    """For each candidate, one advantage per call."""
+    worths = [one.worth for one in group.candidates]
+    if config.call_baseline == "visit":
+        sticks = visit_yardsticks(
+            worths,
+            [places([c.origin for c in one.calls]) for one in group.candidates],
+            plain,
+            leave_one_out=config.baseline == "leave_one_out",
+            scaled=config.scale_rewards == "group",
         )
-        fix = "Point those nodes at ChatArt, or at an endpoint that returns token ids."
-    elif trajectory.chosen_records():
-        what = f"{where} keeps choices that no captured call gave"
-        fix = "Keep the Choice objects of model.openai_client() as they came."
     else:
-        nodes = (trajectory.metadata.get("graph") or {}).get("nodes")
-        ran = f"; nodes that ran: {nodes}" if nodes else ""
-        what = f"{where} made no call to the model{ran}"
-        fix = "Check that the graph's model is ChatArt() or model.openai_client()."
-    return NoTrainableTokens(what, fix=fix)
+        sticks = [[y] * len(w.calls) for y, w in zip(plain, worths, strict=True)]
+    return [
+        [y.measure(r) for y, r in zip(column, w.calls, strict=True)]
+        for column, w in zip(sticks, worths, strict=True)
+    ]
 
 
-def _check_age(call: ModelCall, step: int, allowed: int, where: str) -> None:
-    if call.step is not None and step - call.step > allowed:
-        raise StaleCall(
-            f"a call of {where} was answered by step {call.step}, {step - call.step} steps ago",
-            expected=f"at most max_staleness={allowed} steps behind step {step}",
-            fix="Gather anew, or raise TrainConfig(max_staleness=...).",
+def _samples(
+    one: Candidate, advantages: Sequence[float], first: int, trajectory: int, step: int
+) -> list[Sample]:
+    """`first` is the index of the first of them over the step."""
+    return [
+        Sample.of(
+            call,
+            advantage=advantage,
+            weight=0.0,
+            index=first + i,
+            trajectory=trajectory,
+            staleness=0 if call.step is None else step - call.step,
         )
+        for i, (call, advantage) in enumerate(zip(one.calls, advantages, strict=True))
+    ]
 
 
-def _check_length(call: ModelCall, allowed: int, where: str) -> None:
-    assert call.prompt_ids is not None
-    assert call.sampled_ids is not None
-    computed = len(call.prompt_ids) + len(call.sampled_ids) - 1  # the last one predicts nothing
-    if computed > allowed:
-        raise GroupError(
-            f"a call of {where}, asked by {call.origin}, is too long for a row",
-            got=computed,
-            expected=f"at most max_tokens_per_row={allowed} tokens",
-            fix="Raise TrainConfig(max_tokens_per_row=...), or shorten the rollout.",
-        )
+def _teaches(advantages: Sequence[Sequence[Sequence[float]]], config: TrainConfig) -> bool:
+    """True if the step has a gradient: an update without one would drift on its momentum."""
+    if config.equal_groups == "keep" and (config.kl_penalty_coef or config.entropy_coef):
+        return True
+    found = [a for columns in advantages for column in columns for a in column]
+    return not found or any(a != 0.0 for a in found)
+
+
+def _running_after(groups: Sequence[_Group], running: float) -> float:
+    for reward in flat(_rewards(groups)):
+        running = next_running(running, reward)
+    return running
+
+
+def _rewards(groups: Sequence[_Group]) -> list[list[float]]:
+    return [[one.worth.whole for one in group.candidates] for group in groups]

@@ -198,6 +198,16 @@ class LoraModel:
         finally:
             self._switch(before if before in self.adapters() else None, trainable=False)
 
+    @contextmanager
+    def acting(self, name: str | None) -> Iterator[None]:
+        """This adapter active for what is computed meanwhile; None is the base model."""
+        before, trainable = self._active, self._trainable
+        self.activate(name)
+        try:
+            yield
+        finally:
+            self._switch(before, trainable=trainable)
+
     def _named_parameters(self, name: str) -> list[tuple[str, Tensor]]:
         found = [(n, p) for n, p in self._causal.named_parameters() if f".{name}." in n]
         return sorted(found, key=lambda item: item[0])

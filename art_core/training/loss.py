@@ -1,61 +1,173 @@
-"""The policy loss as a pure function of log-probabilities.
+"""The loss of a row, put together as `TrainConfig` says.
 
-In: per entry the trainer's logprob n and entropy, the old logprob o, advantage A and weight w (the
-entry's share of the step). Out: the loss to minimise and figures to log.
+In: `Tokens`, what is known of each sampled token of a row. Out: `LossParts`, the sum to minimise
+and figures to log; the parts of all rows of an update add up, however the rows are cut. The forms
+are in policy_losses.py, sequence_losses.py, mismatch.py and kl.py.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from art_core.config import TrainConfig
+from art_core.training import kl, mismatch, policy_losses, sequence_losses
+from art_core.training.policy_losses import Terms
+from art_core.training.sequence_losses import Calls
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Vectors [E] of one value per loss entry."""
+
+    new: Tensor
+    """The trainer's logprob, with gradient."""
+    entropy: Tensor
+    """Nats, with gradient."""
+    old: Tensor
+    """Logprob that the ratio is against."""
+    advantage: Tensor
+    weight: Tensor
+    """Share in the step's loss."""
+    call: Tensor
+    """A number that is the call's own; all tokens of a call are here."""
+    sampler: Tensor | None = None
+    """Logprob of the sampler, `old` where none is to be weighted for the gap; None: as `old`."""
+    reference: Tensor | None = None
+    """Logprob of the reference policy; None: there is no KL in the loss."""
+    staleness: Tensor | None = None
+    """Steps; None: 0."""
+
+    @cached_property
+    def calls(self) -> Calls:
+        """Made when first asked for: most forms look at one token at a time."""
+        return Calls.of(self.call, self.new)
+
 
 @dataclass(frozen=True)
 class LossParts:
-    """Sums over the entries given; add the parts of all rows to get the step's figures."""
+    """Of the entries given."""
 
     loss: Tensor
     """Scalar with gradient."""
-    entropy: float
-    """Weighted, in nats."""
-    clipped: float
-    """Weighted share of entries whose gradient the clip removed."""
-    kl: float
-    """Weighted k3 estimate of KL(old || new): exp(n - o) - (n - o) - 1, in nats."""
-
-
-def clipped_policy_loss(
-    logprobs: Tensor,
-    entropies: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    weights: Tensor,
-    *,
-    epsilon: float,
-    epsilon_high: float,
-    entropy_coef: float,
-) -> LossParts:
-    """Sum of w * (-min(rho A, clip(rho, 1 - epsilon, 1 + epsilon_high) A) - entropy_coef * H).
-
-    rho = exp(n - o). PPO's clip (Schulman et al. 2017, arXiv:1707.06347, eq. 7) with GRPO's
-    advantages (arXiv:2402.03300); epsilon_high > epsilon is DAPO's clip-higher (arXiv:2503.14476).
-    Entries keep their own advantage: two samples of one position never cancel before the clip.
-
-    Args:
-        logprobs, entropies, old_logprobs, advantages, weights: [E].
+    sums: dict[str, Tensor]
+    """Weighted sums to log, without gradient: "entropy" in nats; "clipped", entries that the form
+    shut out; "kl", the k3 estimate of KL(old || new). Where they are computed: "kl_sampler", the
+    same of KL(sampler || old), "kl_reference", of KL(new || reference), and "mismatch_weight".
     """
-    ratio = torch.exp(logprobs - old_logprobs)
-    clipped = torch.clamp(ratio, 1.0 - epsilon, 1.0 + epsilon_high)
-    gain = torch.minimum(ratio * advantages, clipped * advantages)
-    loss = -(weights * (gain + entropy_coef * entropies)).sum()
+    ratio_min: Tensor
+    ratio_max: Tensor
+
+
+def row_loss(tokens: Tokens, config: TrainConfig) -> LossParts:
+    """Sum of weight * (mismatch weight * policy loss - entropy_coef * H + kl_penalty_coef * KL)."""
+    policy, sums = _policy(tokens, config)
+    each = policy.loss
+    if config.entropy_coef:
+        each = each - config.entropy_coef * tokens.entropy
+    if tokens.reference is not None and config.kl_penalty_coef:
+        each = each + config.kl_penalty_coef * _reference_kl(tokens, tokens.reference, config)
+    loss = (tokens.weight * each).sum()
     with torch.no_grad():
-        cut = (clipped * advantages < ratio * advantages).to(weights.dtype)
-        log_ratio = logprobs - old_logprobs
+        log_ratio = tokens.new - tokens.old
+        ratio = torch.exp(log_ratio)
+        sums |= {
+            "entropy": tokens.entropy,
+            "clipped": policy.cut.to(tokens.weight.dtype),
+            "kl": ratio - log_ratio - 1.0,
+        }
+        if tokens.reference is not None:
+            sums["kl_reference"] = kl.k3(tokens.new, tokens.reference)
         return LossParts(
             loss=loss,
-            entropy=float((weights * entropies).sum()),
-            clipped=float((weights * cut).sum()),
-            kl=float((weights * (ratio - log_ratio - 1.0)).sum()),
+            sums={name: (tokens.weight * value).sum() for name, value in sums.items()},
+            ratio_min=ratio.min(),
+            ratio_max=ratio.max(),
         )
+
+
+def _policy(tokens: Tokens, config: TrainConfig) -> tuple[Terms, dict[str, Tensor]]:
+    """The policy loss, weighted for the sampler's gap; and vectors to log."""
+    out = None
+    if config.off_policy_delta is not None:
+        out = sequence_losses.drifted(
+            tokens.new, tokens.old, tokens.advantage, tokens.calls, delta=config.off_policy_delta
+        )
+        # At the old policy nothing is too big to be multiplied by 0.
+        tokens = replace(tokens, new=torch.where(out, tokens.old, tokens.new))
+    terms = _form(tokens, config)
+    if out is not None:
+        terms = Terms(torch.where(out, 0.0, terms.loss), terms.cut | out)
+    if tokens.sampler is None:
+        return terms, {}
+    sums = {"kl_sampler": kl.k3(tokens.sampler, tokens.old)}
+    if config.mismatch != "none":
+        weight = _mismatch(tokens, tokens.sampler, config)
+        terms = Terms(weight * terms.loss, terms.cut | (weight == 0))
+        sums["mismatch_weight"] = weight
+    return terms, sums
+
+
+def _form(t: Tokens, config: TrainConfig) -> Terms:
+    """The policy loss that `config.loss_fn` names."""
+    low, high = config.bounds
+    a = t.advantage
+    if config.kimi_k2_tau is not None:
+        a = policy_losses.kimi_advantage(t.new, t.old, a, tau=config.kimi_k2_tau)
+    match config.loss_fn:
+        case "ppo":
+            cap = config.max_negative_advantage_importance_sampling_weight
+            return policy_losses.clipped(t.new, t.old, a, low=low, high=high, cap=cap)
+        case "reinforce":
+            return policy_losses.reinforce(t.new, a)
+        case "cispo":
+            return policy_losses.cispo(t.new, t.old, a, low=low, high=high)
+        case "sapo":
+            up, down = config.sapo_tau
+            return policy_losses.sapo(t.new, t.old, a, up=up, down=down)
+        case "dppo":
+            tau = config.dppo_tau
+            return policy_losses.dppo(t.new, t.old, a, low=low, high=high, tau=tau)
+        case "spo":
+            return policy_losses.spo(t.new, t.old, a, epsilon=low)
+        case "drpo":
+            return policy_losses.drpo(t.new, t.old, a, epsilon=low)
+        case "decoupled":
+            stale = torch.zeros_like(t.new) if t.staleness is None else t.staleness
+            return policy_losses.decoupled(t.new, t.old, a, stale, low=low, high=high)
+        case "gspo":
+            return sequence_losses.gspo(t.new, t.old, a, t.calls, low=low, high=high)
+        case "gspo_token":
+            return sequence_losses.gspo_token(t.new, t.old, a, t.calls, low=low, high=high)
+        case "luspo":
+            return sequence_losses.luspo(t.new, t.old, a, t.calls, low=low, high=high)
+        case "gmpo":
+            return sequence_losses.gmpo(t.new, t.old, a, t.calls, low=low, high=high)
+        case "vespo":
+            up_shape, down_shape = config.vespo_shape
+            return sequence_losses.vespo(t.new, t.old, a, t.calls, up=up_shape, down=down_shape)
+
+
+def _mismatch(tokens: Tokens, sampler: Tensor, config: TrainConfig) -> Tensor:
+    level = config.mismatch_level
+    if level == "token":
+        ratio = mismatch.token_ratio(tokens.old, sampler)
+    else:
+        ratio = mismatch.call_ratio(tokens.old, sampler, tokens.calls, level)
+    if config.mismatch == "truncate":
+        return mismatch.truncated(ratio, high=config.mismatch_high)
+    return mismatch.masked(ratio, low=config.mismatch_low, high=config.mismatch_high)
+
+
+def _reference_kl(tokens: Tokens, reference: Tensor, config: TrainConfig) -> Tensor:
+    match config.kl_penalty:
+        case "k2":
+            return kl.k2(tokens.new, reference)
+        case "k3":
+            return kl.k3(tokens.new, reference)
+        case "k3_weighted":
+            return kl.k3_weighted(tokens.new, tokens.old, reference)
+    raise AssertionError(f"{config.kl_penalty} counts in the advantage")

@@ -20,7 +20,7 @@ from art_core.config import TrainSFTConfig
 from art_core.errors import ConfigError
 from art_core.nn.lora import LoraModel
 from art_core.training.logprobs import entry_logprobs
-from art_core.training.trainer import OnProgress, Trainer
+from art_core.training.trainer import OnProgress, Trainer, Watch
 
 
 def train_supervised(
@@ -44,35 +44,52 @@ def train_supervised(
         TrainingError: a step failed, or something was not finite. The adapter is unchanged.
     """
     begun = time.perf_counter()
-    steps = list(zip(batches, _rates(config, len(batches)), strict=True))
-    planned = [(_rows(batch, config), rate) for batch, rate in steps if batch]
-    total = sum(len(row) for rows, _ in planned for row in rows)
-    done = 0
-    losses, norms = [], []
-    with trainer.training() as model:
-        for rows, rate in planned:
-            loss = 0.0
-            for row in rows:
-                part = _loss(model, row)
-                part.backward()
-                loss += float(part.detach())
-                done += len(row)
-                if on_progress is not None:
-                    on_progress(done, total)
-            norms.append(trainer.descend(loss, config, rate))
-            losses.append(loss)
+    rates = _rates(config, len(batches))
+    steps = [(batch, rate) for batch, rate in zip(batches, rates, strict=True) if batch]
     samples = [sample for batch in batches for sample in batch]
-    weights = [_weight(batch) for batch in batches if batch]
+
+    def work(watch: Watch, row_size: int) -> dict[str, float]:
+        # Planted twice, since the rows of all steps at once would need too much memory.
+        watch.plan(_rows(batch, row_size) for batch, _ in steps)
+        with trainer.training() as model:
+            updates = [
+                _update(trainer, model, _rows(batch, row_size), config, rate, watch)
+                for batch, rate in steps
+            ]
+        losses, norms = zip(*updates, strict=True)
+        return {
+            "loss": _mean(losses, [_weight(batch) for batch, _ in steps]),
+            "grad_norm": _mean(norms),
+            "learning_rate": _mean([rate for _, rate in steps]),
+            "updates": len(steps),
+            "tokens_computed": watch.total,
+        }
+
     return {
-        "loss": math.fsum(w * x for w, x in zip(weights, losses, strict=True)) / math.fsum(weights),
-        "grad_norm": math.fsum(norms) / len(norms),
-        "learning_rate": math.fsum(rate for _, rate in planned) / len(planned),
-        "updates": len(planned),
+        **trainer.attempt(work, samples, config.max_tokens_per_row, on_progress),
         "tokens_trained": sum(len(s.sampled_ids) for s in samples),
-        "tokens_computed": total,
         "tokens_naive": sum(len(s.prompt_ids) + len(s.sampled_ids) for s in samples),
         "train_seconds": time.perf_counter() - begun,
     }
+
+
+def _update(
+    trainer: Trainer,
+    model: LoraModel,
+    rows: Sequence[Row],
+    config: TrainSFTConfig,
+    rate: float,
+    watch: Watch,
+) -> tuple[float, float]:
+    """(loss, norm of the gradient) of one optimizer step."""
+    loss = 0.0
+    for row in rows:
+        watch.begin(row)
+        part = _loss(model, row)
+        part.backward()
+        loss += float(part.detach())
+        watch.end(row)
+    return loss, trainer.descend(loss, config, rate)
 
 
 def supervised_loss(
@@ -80,12 +97,13 @@ def supervised_loss(
 ) -> float:
     """Weighted mean loss of `samples` under the adapter `name`, in nats a token."""
     with model.training(name), torch.no_grad():
-        return math.fsum(float(_loss(model, row)) for row in _rows(samples, config))
+        rows = _rows(samples, config.max_tokens_per_row)
+        return math.fsum(float(_loss(model, row)) for row in rows)
 
 
-def _rows(batch: Sequence[Sample], config: TrainSFTConfig) -> list[Row]:
-    longest = max(len(sample.path) for sample in batch)
-    return plant(shares(batch), max(config.max_tokens_per_row, longest))
+def _rows(batch: Sequence[Sample], size: int) -> list[Row]:
+    """Rows of at most `size` positions, unless one answer alone needs more."""
+    return plant(shares(batch), max(size, *(len(sample.path) for sample in batch)))
 
 
 def _loss(model: LoraModel, row: Row) -> Tensor:
@@ -97,6 +115,12 @@ def _loss(model: LoraModel, row: Row) -> Tensor:
 
 def _weight(batch: Sequence[Sample]) -> float:
     return math.fsum(sample.weight * len(sample.sampled_ids) for sample in batch)
+
+
+def _mean(values: Sequence[float], weights: Sequence[float] | None = None) -> float:
+    weights = [1.0] * len(values) if weights is None else weights
+    whole = math.fsum(w * x for w, x in zip(weights, values, strict=True))
+    return whole / math.fsum(weights)
 
 
 def _rates(config: TrainSFTConfig, steps: int) -> list[float]:

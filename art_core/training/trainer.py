@@ -1,4 +1,4 @@
-"""One GRPO step on one adapter: samples -> rows -> loss -> gradient -> AdamW.
+"""One train call on one adapter: samples -> rows -> loss -> gradient -> AdamW.
 
 In: the samples of a step. Out: the adapter changed in place, and figures; or an exception and the
 adapter as it was. The same checkpoint, samples and settings give the same bits again, at the same
@@ -7,32 +7,71 @@ number of threads.
 
 from __future__ import annotations
 
-import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from art_core.batch.forest import Row, Sample, plant
 from art_core.batch.minibatches import minibatches
 from art_core.config import TrainConfig, TrainSFTConfig
-from art_core.errors import ARTError, CheckpointError, TrainingError
+from art_core.errors import NonFiniteStep, TrainingError
 from art_core.nn.lora import LoraModel
+from art_core.training.known import KnownRow, known_rows
 from art_core.training.logprobs import entry_logprobs
-from art_core.training.loss import LossParts, clipped_policy_loss
+from art_core.training.loss import LossParts, Tokens, row_loss
+from art_core.training.moments import (
+    OPTIMIZER,
+    TrainerState,
+    first_bad,
+    get_moments,
+    read_state,
+    set_moments,
+    write_state,
+)
+from art_core.training.out_of_memory import OutOfMemory, free, is_out_of_memory
 
-OPTIMIZER = "optimizer.safetensors"
-STATE = "trainer.json"
-Descent = TrainConfig | TrainSFTConfig
-"""Says how gradients become an update."""
 OnProgress = Callable[[int, int], None]
 """Called with (positions done, positions in all)."""
+
+
+@dataclass
+class Watch:
+    """How far a try has come."""
+
+    on_progress: OnProgress | None
+    total: int = 0
+    done: int = 0
+    longest_row: int = 0
+    row: int = 0
+    """Positions of the row under way."""
+    fitted: int = 0
+    """Positions of the longest row that was done."""
+
+    def plan(self, updates: Iterable[Sequence[Row]]) -> None:
+        """Say which rows will be computed."""
+        sizes = [len(row) for rows in updates for row in rows]
+        self.total, self.longest_row = sum(sizes), max(sizes)
+        self.row = self.longest_row
+
+    def begin(self, row: Row) -> None:
+        self.row = len(row)
+
+    def end(self, row: Row) -> None:
+        self.done += len(row)
+        self.fitted = max(self.fitted, len(row))
+        if self.on_progress is not None:
+            self.on_progress(self.done, self.total)
+
+
+Work = Callable[[Watch, int], dict[str, float]]
+"""Trains with rows of at most so many positions; tells the watch; returns figures."""
 
 
 class Trainer:
@@ -45,147 +84,224 @@ class Trainer:
     def __init__(self, model: LoraModel, name: str, *, seed: int) -> None:
         self._model = model
         self._name = name
-        self._seed = seed
-        self._updates = 0
+        self._state = TrainerState(updates=0, seed=seed)
         with model.training(name) as parameters:
             self._parameters = parameters
         self._optimizer = torch.optim.AdamW(self._parameters, lr=0.0)
+
+    @property
+    def running(self) -> float:
+        """The running baseline, kept with the checkpoint; see `TrainConfig.baseline`."""
+        return self._state.running
+
+    @running.setter
+    def running(self, value: float) -> None:
+        self._state = replace(self._state, running=value)
 
     def step(
         self,
         samples: Sequence[Sample],
         config: TrainConfig,
         *,
+        reference: Path | None = None,
         on_progress: OnProgress | None = None,
     ) -> dict[str, float]:
         """One train call: `config.minibatches` optimizer steps over `samples`.
 
+        If memory runs out, it is tried once more with rows of half the size, from the beginning.
+
+        Args:
+            reference: folder of the adapter that `config.kl_penalty_coef` holds the policy to;
+                None: the base model.
+
         Raises:
             GroupError: a sample is too long for a row.
-            TrainingError: loss, gradient or new weights were not finite, or torch failed (out of
-                memory). The adapter is unchanged.
+            NonFiniteStep: loss, gradient or new weights were not finite.
+            TrainingError: torch failed, or memory ran out twice. The adapter is unchanged.
+            CheckpointError: the reference is no adapter of this base model.
         """
         begun = time.perf_counter()
-        parts = self._rows(samples, config)
-        total = sum(len(row) for rows in parts for row in rows)
-        done = 0
-        figures: list[dict[str, float]] = []
-        with self.training():
-            if len(parts) > 1:
-                parts = [[self._settle_old(row) for row in rows] for rows in parts]
-            for rows in parts:
-                figures.append(self._update(rows, config, on_progress, done, total))
-                done += sum(len(row) for row in rows)
-        mean = {key: math.fsum(f[key] for f in figures) / len(figures) for key in figures[0]}
+
+        def work(watch: Watch, row_size: int) -> dict[str, float]:
+            key = (self._state.seed % 2**64, self._state.updates)
+            updates = [plant(part, row_size) for part in minibatches(samples, config, key=key)]
+            watch.plan(updates)
+            return self._learn(samples, updates, config, reference, watch)
+
         return {
-            **mean,
+            **self.attempt(work, samples, config.max_tokens_per_row, on_progress),
             "tokens_trained": sum(len(s.sampled_ids) for s in samples),
-            "tokens_computed": total,
             "tokens_naive": sum(len(s.prompt_ids) + len(s.sampled_ids) for s in samples),
             "train_seconds": time.perf_counter() - begun,
         }
 
-    def _rows(self, samples: Sequence[Sample], config: TrainConfig) -> list[list[Row]]:
-        """Rows of each optimizer step."""
-        key = (self._seed % 2**64, self._updates)
-        parts = minibatches(samples, config, key=key)
-        return [plant(part, config.max_tokens_per_row) for part in parts]
+    def attempt(
+        self,
+        work: Work,
+        samples: Sequence[Sample],
+        row_size: int,
+        on_progress: OnProgress | None,
+    ) -> dict[str, float]:
+        """Do `work`; an error undoes it.
 
-    def _settle_old(self, row: Row) -> Row:
-        """Old logprobs of distorted entries, taken before the first of several updates."""
-        if not row.entries.distorted.any():
-            return row
-        with torch.no_grad():
-            logprobs = entry_logprobs(self._model, row)[0].double().cpu().numpy()
-        entries = row.entries
-        old = np.where(entries.distorted, logprobs, entries.logprob)
-        settled = np.zeros_like(entries.distorted)
-        return replace(row, entries=replace(entries, logprob=old, distorted=settled))
+        If memory runs out, it is tried once more with rows of half the size, from the beginning.
+
+        Args:
+            samples: all that it trains.
+
+        Raises:
+            TrainingError: torch failed, or memory ran out twice.
+        """
+        longest = max(len(sample.path) for sample in samples)
+        found = self._try(work, longest, row_size, on_progress)
+        if isinstance(found, OutOfMemory) and found.smaller is not None:
+            free()
+            found = self._try(work, longest, found.smaller, on_progress)
+        if isinstance(found, OutOfMemory):
+            raise found.error()
+        return found
+
+    def _try(
+        self, work: Work, longest_call: int, row_size: int, on_progress: OnProgress | None
+    ) -> dict[str, float] | OutOfMemory:
+        """Figures; or nothing has changed and no tensor is held."""
+        watch = Watch(on_progress)
+        try:
+            with self.undone_on_error():
+                return work(watch, row_size)
+        except TrainingError as error:
+            if error.__cause__ is None or not is_out_of_memory(error.__cause__):
+                raise
+            return OutOfMemory(
+                reason=str(error.__cause__),
+                row=watch.row,
+                fitted=watch.fitted,
+                longest_row=watch.longest_row,
+                longest_call=longest_call,
+            )
+
+    def _learn(
+        self,
+        samples: Sequence[Sample],
+        updates: Sequence[Sequence[Row]],
+        config: TrainConfig,
+        reference: Path | None,
+        watch: Watch,
+    ) -> dict[str, float]:
+        known, figures = known_rows(self._model, self._name, updates, samples, config, reference)
+        with self.training():
+            each = [self._update(rows, config, watch) for rows in known]
+        mean = {key: math.fsum(f[key] for f in each) / len(each) for key in each[0]}
+        return {
+            **mean,
+            **figures,
+            "ratio_min": min(f["ratio_min"] for f in each),
+            "ratio_max": max(f["ratio_max"] for f in each),
+            "tokens_computed": watch.total,
+        }
 
     def _update(
-        self,
-        rows: Sequence[Row],
-        config: TrainConfig,
-        on_progress: OnProgress | None,
-        done: int,
-        total: int,
+        self, rows: Sequence[KnownRow], config: TrainConfig, watch: Watch
     ) -> dict[str, float]:
-        sums = {"loss": 0.0, "entropy": 0.0, "clipped": 0.0, "kl": 0.0}
+        """One optimizer step."""
         self._optimizer.zero_grad(set_to_none=True)
+        parts = []
         for row in rows:
-            loss = self._loss(row, config)
-            loss.loss.backward()
-            sums["loss"] += float(loss.loss.detach())
-            sums["entropy"] += loss.entropy
-            sums["clipped"] += loss.clipped
-            sums["kl"] += loss.kl
-            done += len(row)
-            if on_progress is not None:
-                on_progress(done, total)
-        norm = self.descend(sums["loss"], config, config.learning_rate)
-        return {**sums, "grad_norm": norm}
+            watch.begin(row.row)
+            part = self._loss(row, config)
+            part.loss.backward()
+            parts.append(replace(part, loss=part.loss.detach()))
+            watch.end(row.row)
+        figures = _figures(parts, sum(float(row.row.entries.weight.sum()) for row in rows))
+        norm = self.descend(figures["loss"], config, config.learning_rate)
+        return {**figures, "grad_norm": norm}
 
-    def descend(self, loss: float, config: Descent, learning_rate: float) -> float:
+    def descend(
+        self, loss: float, config: TrainConfig | TrainSFTConfig, learning_rate: float
+    ) -> float:
         """Take the gradients that were gathered for `loss`: clip, update. Returns their norm.
 
         Raises:
-            TrainingError: `loss`, a gradient or a new weight is not finite.
+            NonFiniteStep: `loss`, a gradient or a new weight is not finite.
         """
-        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, config.max_grad_norm))
-        if not (math.isfinite(norm) and math.isfinite(loss)):
-            raise TrainingError(
-                "loss or gradient is not finite",
-                got={"loss": loss, "grad_norm": norm},
-                expected="finite numbers",
-                fix="The adapter is unchanged. Lower the learning rate, or look for wild rewards.",
-            )
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        self._check_gradient(loss, float(norm))
+        torch.nn.utils.clip_grads_with_norm_(self._parameters, config.max_grad_norm, norm)
         for group in self._optimizer.param_groups:
             group.update(
                 lr=learning_rate, betas=config.adam_betas, weight_decay=config.weight_decay
             )
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        if not all(bool(p.isfinite().all()) for p in self._parameters):
-            raise TrainingError(
-                "the update made weights that are not finite",
-                got={"learning_rate": learning_rate},
-                fix="The adapter is unchanged. Lower the learning rate.",
-            )
-        self._updates += 1
-        return norm
+        self._check_weights(learning_rate)
+        self._state = replace(self._state, updates=self._state.updates + 1)
+        return float(norm)
 
-    def _loss(self, row: Row, config: TrainConfig) -> LossParts:
-        logprobs, entropies = entry_logprobs(self._model, row)
-        entries = row.entries
+    def _loss(self, known: KnownRow, config: TrainConfig) -> LossParts:
+        logprobs, entropies = entry_logprobs(self._model, known.row)
+        entries = known.row.entries
 
         def tensor(values: object) -> Tensor:
             return torch.as_tensor(values, device=logprobs.device).to(logprobs.dtype)
 
-        distorted = torch.from_numpy(entries.distorted).to(logprobs.device)
-        old = torch.where(distorted, logprobs.detach(), tensor(entries.logprob))
-        return clipped_policy_loss(
-            logprobs,
-            entropies,
-            old,
-            tensor(entries.advantage),
-            tensor(entries.weight),
-            epsilon=config.epsilon,
-            epsilon_high=config.epsilon_high,
-            entropy_coef=config.entropy_coef,
+        old = tensor(known.old)
+        tokens = Tokens(
+            new=logprobs,
+            entropy=entropies,
+            old=torch.where(old.isnan(), logprobs.detach(), old),
+            advantage=tensor(known.advantage),
+            weight=tensor(entries.weight),
+            call=torch.as_tensor(entries.call, device=logprobs.device),
+            sampler=None if known.sampler is None else tensor(known.sampler),
+            reference=None if known.reference is None else tensor(known.reference),
+            staleness=tensor(known.staleness),
         )
+        return row_loss(tokens, config)
+
+    def _check_gradient(self, loss: float, norm: float) -> None:
+        if math.isfinite(loss) and math.isfinite(norm):
+            return
+        gradients = {k: p.grad for k, p in self._named().items() if p.grad is not None}
+        raise NonFiniteStep(
+            "loss or gradient is not finite",
+            tensor=first_bad(gradients) or "loss",
+            got={"loss": loss, "grad_norm": norm},
+            fix="The adapter is unchanged. Lower the learning rate, or look for wild rewards.",
+        )
+
+    def _check_weights(self, learning_rate: float) -> None:
+        if bool(torch.nn.utils.get_total_norm(self._parameters).isfinite()):
+            return
+        bad = first_bad(self._named())
+        if bad is not None:
+            raise NonFiniteStep(
+                "the update made weights that are not finite",
+                tensor=bad,
+                got={"learning_rate": learning_rate},
+                fix="The adapter is unchanged. Lower the learning rate.",
+            )
+
+    def _named(self) -> dict[str, Tensor]:
+        """The parameters under the names that they have in an adapter's file."""
+        return dict(zip(self._model.adapter_weights(self._name), self._parameters, strict=True))
 
     @contextmanager
     def training(self) -> Iterator[LoraModel]:
-        """The model, its adapter taking gradients; an error in the body undoes what it did."""
-        with self._model.training(self._name), self.undone_on_error():
+        """The model, with this adapter taking gradients."""
+        with self._model.training(self._name):
             yield self._model
 
     @contextmanager
     def undone_on_error(self) -> Iterator[None]:
-        """Put adapter and optimizer back as they were if the body raises."""
+        """Put adapter and optimizer back as they were if the body raises.
+
+        Raises:
+            TrainingError: for an error of torch, or want of memory; it holds no tensor.
+        """
         weights = [p.detach().clone() for p in self._parameters]
-        moments = self._moments()
-        updates = self._updates
+        moments = get_moments(self._optimizer, self._parameters)
+        state = self._state
         try:
             yield
         except BaseException as error:
@@ -193,26 +309,36 @@ class Trainer:
             with torch.no_grad():
                 for parameter, weight in zip(self._parameters, weights, strict=True):
                     parameter.copy_(weight)
-            self._set_moments(moments)
-            self._updates = updates
-            if isinstance(error, RuntimeError) and not isinstance(error, ARTError):
+            set_moments(self._optimizer, self._parameters, moments)
+            self._state = state
+            if isinstance(error, RuntimeError | MemoryError):
+                traceback.clear_frames(error.__traceback__)  # they hold the tensors of the step
                 raise TrainingError(
                     f"the step failed ({error})",
                     fix="The adapter is unchanged. If memory ran out, lower "
                     "TrainConfig(max_tokens_per_row=...).",
                 ) from error
             raise
+        finally:
+            del weights, moments  # an error keeps this frame alive
 
     # Checkpoints
 
     def save(self, folder: Path) -> None:
-        """Write adapter, optimizer moments and counters into `folder`."""
-        from safetensors.torch import save_file
+        """Write adapter, optimizer moments and counters into `folder`.
 
+        Raises:
+            TrainingError: a weight or a moment is not finite; nothing is written.
+        """
+        moments = get_moments(self._optimizer, self._parameters)
+        bad = first_bad({**self._model.adapter_weights(self._name), **moments})
+        if bad is not None:
+            raise TrainingError(
+                f"{bad} is not finite",
+                fix="It is not saved. Register the model again to go on from its last step.",
+            )
         self._model.save_adapter(self._name, folder)
-        save_file(self._moments(), folder / OPTIMIZER)
-        state = {"updates": self._updates, "seed": self._seed}
-        (folder / STATE).write_text(json.dumps(state))
+        write_state(folder, self._state, moments)
 
     def load(self, folder: Path) -> None:
         """Go on from `folder`; an adapter alone starts with a fresh optimizer.
@@ -222,46 +348,24 @@ class Trainer:
         """
         self._model.load_adapter(self._name, folder)
         if not (folder / OPTIMIZER).exists():
-            self._set_moments({})
+            set_moments(self._optimizer, self._parameters, {})
             return
-        self._updates, self._seed, moments = _read_state(folder)
-        self._set_moments(moments, source=folder)
-
-    def _moments(self) -> dict[str, Tensor]:
-        """The optimizer's tensors, by parameter and name."""
-        found: dict[str, Tensor] = {}
-        for i, parameter in enumerate(self._parameters):
-            for key, value in self._optimizer.state.get(parameter, {}).items():
-                found[f"{i}.{key}"] = value.detach().clone()
-        return found
-
-    def _set_moments(self, moments: dict[str, Tensor], *, source: Path | None = None) -> None:
-        state: dict[Tensor, dict[str, Tensor]] = {}
-        for key, value in moments.items():
-            index, _, name = key.partition(".")
-            parameter = self._parameters[int(index)] if int(index) < len(self._parameters) else None
-            if parameter is None or value.shape not in (parameter.shape, torch.Size()):
-                raise CheckpointError(
-                    f"optimizer state {key} fits no weight of the adapter",
-                    got=str(source),
-                    fix="Choose another step.",
-                )
-            state.setdefault(parameter, {})[name] = value
-        self._optimizer.state.clear()
-        self._optimizer.state.update(state)
+        self._state, moments = read_state(folder)
+        set_moments(self._optimizer, self._parameters, moments, source=folder)
 
 
-def _read_state(folder: Path) -> tuple[int, int, dict[str, Tensor]]:
-    """Number of updates, seed and optimizer moments."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+def _figures(parts: Sequence[LossParts], weight: float) -> dict[str, float]:
+    """Of an update: the loss as it was differentiated, means of the rest, extremes of the ratio.
 
-    try:
-        state = json.loads((folder / STATE).read_text("utf-8"))
-        return int(state["updates"]), int(state["seed"]), load_file(folder / OPTIMIZER)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise CheckpointError(
-            f"optimizer state can't be read ({error})",
-            got=str(folder),
-            fix="Choose another step.",
-        ) from error
+    Args:
+        weight: sum of the entries' weights, which is 1 unless a constant divides the loss.
+    """
+    sums = {
+        name: math.fsum(float(part.sums[name]) for part in parts) / weight for name in parts[0].sums
+    }
+    return {
+        "loss": math.fsum(float(part.loss) for part in parts),
+        **sums,
+        "ratio_min": min(float(part.ratio_min) for part in parts),
+        "ratio_max": max(float(part.ratio_max) for part in parts),
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -78,6 +79,19 @@ def random_calls(seed: int, *, vocab: int = 40, groups: int = 3) -> list[Sample]
             trajectory=calls[at][2],
         )
         for index, at in enumerate(order)
+    ]
+
+
+def policy_calls(seed: int = 0) -> list[Sample]:
+    """Random calls whose sampler was near the policy: old logprobs of about -log 300."""
+    rng = np.random.default_rng([seed, 1])
+    return [
+        replace(
+            sample,
+            logprobs=rng.normal(-5.7, 0.3, len(sample.sampled_ids)).astype(np.float32),
+            weight=0.0,
+        )
+        for sample in random_calls(seed, vocab=300, groups=2)
     ]
 
 

@@ -1,47 +1,122 @@
-"""Advantages and entry weights against the published formulae, computed by hand."""
+"""Advantages against the published formulae; values computed by hand or in float64 from them."""
 
 import math
-from typing import Literal, TypeAlias
 
 import pytest
 
-from art_core.batch.advantages import are_equal, entry_weights, group_advantages
+from art_core.batch.advantages import (
+    Baseline,
+    Groups,
+    Scale,
+    advantages,
+    are_equal,
+    decoupled_advantages,
+    next_running,
+    overlong_penalty,
+)
+from art_core.errors import RewardError
 
-Scale: TypeAlias = Literal["none", "group"]
-Aggregation: TypeAlias = Literal["token", "sequence", "rollout"]
+ONE = [[1.0, 0.0, 0.0, 1.0]]
+TWO = [[1.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0, 0.0]]
 
 
-def test_group_mean_alone() -> None:
-    """Dr. GRPO (arXiv:2503.20783): r - mean, mean of [1, 0, 0, 1] is .5."""
-    assert group_advantages([1, 0, 0, 1], scale="none") == [0.5, -0.5, -0.5, 0.5]
+@pytest.mark.parametrize(
+    ("groups", "baseline", "scale", "expected"),
+    [
+        pytest.param(ONE, "group", "none", [0.5, -0.5, -0.5, 0.5], id="Dr. GRPO"),
+        pytest.param(
+            ONE, "group", "group", [0.999998, -0.999998, -0.999998, 0.999998], id="GRPO"
+        ),
+        pytest.param(
+            ONE, "group", "group_sample", [0.865875, -0.865875, -0.865875, 0.865875],
+            id="GRPO as in TRL",
+        ),
+        pytest.param(ONE, "leave_one_out", "none", [2 / 3, -2 / 3, -2 / 3, 2 / 3], id="RLOO"),
+        pytest.param(ONE, "group", "mean", [1, -1, -1, 1], id="MaxRL"),
+        pytest.param(
+            TWO, "batch", "batch",
+            [.774597, -1.290994, -1.290994, .774597, .774597, .774597, .774597, -1.290994],
+            id="REINFORCE++",
+        ),
+        pytest.param(
+            TWO, "group", "batch_centred",
+            [1.069045, -1.069045, -1.069045, 1.069045, .534522, .534522, .534522, -1.603567],
+            id="REINFORCE++-baseline",
+        ),
+        pytest.param(
+            TWO, "group", "batch",
+            [1.032796, -1.032796, -1.032796, 1.032796, .516398, .516398, .516398, -1.549193],
+            id="Lite PPO",
+        ),
+        pytest.param(ONE, "length", "none", [0.4, -0.6, -0.6, 0.4], id="OPO, lengths 2, 3, 1, 4"),
+        pytest.param(ONE, "running", "none", [1, -0.05, -0.0475, 0.954875], id="RAE"),
+    ],
+)  # fmt: skip
+def test_published_forms(
+    groups: Groups, baseline: Baseline, scale: Scale, expected: list[float]
+) -> None:
+    found = advantages(groups, baseline=baseline, scale=scale, lengths=[[2, 3, 1, 4]] * len(groups))
+    assert [a for column in found for a in column] == pytest.approx(expected, abs=1e-6)
 
 
-def test_group_std() -> None:
-    """GRPO (arXiv:2402.03300), population std .5, eps 1e-6: .5 / (.5 + 1e-6) = .999998."""
-    got = group_advantages([1, 0, 0, 1], scale="group")
-    assert got == pytest.approx([0.999998, -0.999998, -0.999998, 0.999998], abs=1e-6)
-    assert got[0] == pytest.approx(0.5 / (0.5 + 1e-6), rel=1e-12)
+def test_the_running_baseline_goes_on() -> None:
+    """RAE: b <- .95 b + .05 r from 0 over [1, 0, 0, 1] ends at .092869."""
+    baseline = 0.0
+    for reward in ONE[0]:
+        baseline = next_running(baseline, reward)
+    assert baseline == pytest.approx(0.092869, abs=5e-7)
+    ((first, *_),) = advantages(ONE, baseline="running", running=baseline)
+    assert first == pytest.approx(1 - 0.092869, abs=5e-7)
+
+
+def test_parts_of_a_reward_are_normalised_by_themselves() -> None:
+    """GDPO: a = [1, 0, 0, 1], b = [0, 0, 1, 1]: z(z(a) + z(b)) = [0, -sqrt 2, 0, sqrt 2]. However
+    big a part is, it counts the same; one that is equal in the group adds nothing.
+    """
+    expected = [0, -1.414214, 0, 1.414214]
+    for parts in (
+        [[1, 0, 0, 1], [0, 0, 1, 1]],
+        [[100, 0, 0, 100], [0, 0, 1, 1]],
+        [[1, 0, 0, 1], [0, 0, 1, 1], [3, 3, 3, 3]],
+    ):
+        assert decoupled_advantages([parts])[0] == pytest.approx(expected, abs=1e-6)
+    assert decoupled_advantages([]) == []
 
 
 def test_three_of_four() -> None:
     """Rewards [1, 1, 1, 0]: mean .75, population std sqrt(.1875) = .433013."""
-    assert group_advantages([1, 1, 1, 0], scale="none") == [0.25, 0.25, 0.25, -0.75]
-    got = group_advantages([1, 1, 1, 0], scale="group")
+    assert advantages([[1, 1, 1, 0]]) == [[0.25, 0.25, 0.25, -0.75]]
+    (got,) = advantages([[1, 1, 1, 0]], scale="group")
     assert got == pytest.approx([0.577349, 0.577349, 0.577349, -1.732047], abs=1e-6)
 
 
-@pytest.mark.parametrize("scale", ["none", "group"])
+@pytest.mark.parametrize("scale", ["none", "group", "group_sample"])
 def test_advantages_of_a_group_sum_to_nothing(scale: Scale) -> None:
-    got = group_advantages([0.1, 0.25, -3.0, 1e6, 7.0], scale=scale)
+    (got,) = advantages([[0.1, 0.25, -3.0, 1e6, 7.0]], scale=scale)
     assert abs(math.fsum(got)) < 1e-9
 
 
-@pytest.mark.parametrize("scale", ["none", "group"])
-def test_groups_with_nothing_to_compare_get_zeros(scale: Scale) -> None:
-    """A std of one, with n - 1 in it, would be NaN."""
-    assert group_advantages([], scale=scale) == []
-    assert group_advantages([0.7], scale=scale) == [0.0]
-    assert group_advantages([0.5] * 4, scale=scale) == [0.0] * 4
+@pytest.mark.parametrize("scale", ["none", "group", "group_sample", "mean", "batch"])
+@pytest.mark.parametrize("baseline", ["group", "leave_one_out", "length"])
+def test_groups_with_nothing_to_compare_get_zeros(baseline: Baseline, scale: Scale) -> None:
+    """Case 045: a std of one, with n - 1 in it, would be NaN. So would the mean of none."""
+    groups = [[], [0.7], [0.5] * 4, [0.0] * 2]
+    lengths = [[1] * len(rewards) for rewards in groups]
+    found = advantages(groups, baseline=baseline, scale=scale, lengths=lengths)
+    assert found == [[], [0.0], [0.0] * 4, [0.0] * 2]
+
+
+def test_negative_rewards_have_no_rate_of_success() -> None:
+    with pytest.raises(RewardError, match=r'got -1.*scale_rewards="group"'):
+        advantages([[1, -1]], scale="mean")
+
+
+@pytest.mark.parametrize(
+    ("length", "penalty"), [(0, 0), (6, 0), (7, -0.25), (8, -0.5), (10, -1), (11, -1)]
+)
+def test_soft_overlong_penalty(length: int, penalty: float) -> None:
+    """DAPO, limit 10 and buffer 4."""
+    assert overlong_penalty(length, limit=10, buffer=4) == penalty
 
 
 @pytest.mark.parametrize(
@@ -55,40 +130,11 @@ def test_groups_with_nothing_to_compare_get_zeros(scale: Scale) -> None:
         ([0, 1e-9], False),
         ([-1.0, 1.0], False),
         ([True, 0, 1, False], False),
+        # DAPO's dynamic sampling keeps the first and drops the others.
+        ([1, 0, 0, 1], False),
+        ([1, 1, 1, 1], True),
+        ([0, 0, 0, 0], True),
     ],
 )
 def test_equal(rewards: list[float], equal: bool) -> None:
     assert are_equal(rewards) is equal
-
-
-def test_token_weights_give_every_token_the_same() -> None:
-    """Two calls of 2 and 3 tokens: 1/5 each."""
-    assert entry_weights([2, 3], [0, 1], "token") == [0.2, 0.2]
-
-
-def test_sequence_weights_give_every_call_the_same() -> None:
-    """1/2 a call, shared by its 2 or 3 tokens."""
-    assert entry_weights([2, 3], [0, 0], "sequence") == [1 / 4, 1 / 6]
-
-
-def test_rollout_weights_give_every_trajectory_the_same() -> None:
-    """Trajectory 0 has calls of 2 and 3 tokens, trajectory 4 one of 1: 1/10, 1/10 and 1/2."""
-    assert entry_weights([2, 1, 3], [0, 4, 0], "rollout") == [1 / 10, 1 / 2, 1 / 10]
-
-
-@pytest.mark.parametrize("aggregation", ["token", "sequence", "rollout"])
-def test_weights_sum_to_one(aggregation: Aggregation) -> None:
-    lengths = [7, 1, 3, 12]
-    weights = entry_weights(lengths, [0, 0, 1, 5], aggregation)
-    total = math.fsum(w * n for w, n in zip(weights, lengths, strict=True))
-    assert total == pytest.approx(1, rel=1e-15)
-
-
-@pytest.mark.parametrize(
-    ("aggregation", "mean"),
-    [("token", 2.6), ("sequence", 2.0)],  # (2 * 1 + 8 * 3) / 10, and (1 + 3) / 2
-)
-def test_weighted_mean_of_two_calls(aggregation: Aggregation, mean: float) -> None:
-    """Case 088: 2 tokens of loss 1 and 8 of loss 3; over how many rows is no matter."""
-    weights = entry_weights([2, 8], [0, 1], aggregation)
-    assert 2 * weights[0] * 1.0 + 8 * weights[1] * 3.0 == pytest.approx(mean, rel=1e-15)

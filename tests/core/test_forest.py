@@ -6,7 +6,7 @@ import torch
 
 from art_core.batch.forest import Row, Sample, common_prefix, plant
 from art_core.errors import GroupError
-from art_core.training.loss import clipped_policy_loss
+from art_core.training.policy_losses import clipped
 from tests.core.samples import ancestors, make_sample, random_calls
 
 
@@ -134,17 +134,14 @@ def test_coefficients_of_samples_on_one_position() -> None:
         torch.from_numpy(row.entries.position), torch.from_numpy(row.entries.target)
     ].clone()
     logprobs.retain_grad()
-    parts = clipped_policy_loss(
+    terms = clipped(
         logprobs,
-        torch.zeros(4, dtype=torch.float64),
         logprobs.detach(),  # on-policy: every ratio is 1
         torch.from_numpy(row.entries.advantage),
-        torch.from_numpy(row.entries.weight),
-        epsilon=0.2,
-        epsilon_high=0.2,
-        entropy_coef=0.0,
+        low=0.2,
+        high=0.2,
     )
-    parts.loss.backward()
+    (torch.from_numpy(row.entries.weight) * terms.loss).sum().backward()
     assert logprobs.grad is not None
     assert x.grad is not None
     targets = row.entries.target

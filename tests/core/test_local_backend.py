@@ -423,20 +423,113 @@ async def test_a_cancelled_step_changes_nothing(
     assert trained_bytes(tmp_path, 1) == trained_bytes(undisturbed.runs, 1)
 
 
-async def test_after_a_failed_step_the_old_one_serves(
+WILD = CONFIG.model_copy(update={"learning_rate": 1e308})
+"""Its update makes weights that are infinite."""
+
+
+def last_line(runs: Path) -> dict[str, Any]:
+    line: dict[str, Any] = json.loads(
+        (run_folder(runs) / "history.jsonl").read_text().split("\n")[-2]
+    )
+    return line
+
+
+async def test_a_step_that_is_not_finite_is_left_out(
     tiny_llama: Path, tmp_path: Path, undisturbed: Played
 ) -> None:
+    """Case 090, nan_once: no checkpoint, a metric, the first bad tensor named; the old step serves,
+    and the next one is as if nothing had been.
+    """
     async with registered(tiny_llama, tmp_path) as model:
         before = await figures(model, "agent")
-        with pytest.raises(TrainingError, match="not finite"):
-            await model.train(
-                undisturbed.groups[0], CONFIG.model_copy(update={"learning_rate": 1e308})
-            )
+        result = await model.train(undisturbed.groups[0], WILD)
+        assert (result.step, result.trained, result.checkpoint_path) == (0, False, None)
+        assert result.metrics["nonfinite_steps"] == 1
+        assert result.reason is not None
+        assert result.reason.startswith("base_model.model.model.layers.0.mlp.down_proj.lora_A.weig")
+        assert "weights that are not finite" in result.reason
+        line = last_line(tmp_path)
+        assert (line["train/trained"], line["train/nonfinite_steps"]) == (0, 1)
+        assert line["train/reason"] == result.reason
         assert await model.get_step() == 0
         assert same_policy(await figures(model, "agent"), before)
         assert steps_on_disk(tmp_path) == ["0000"]
         await model.train(undisturbed.groups[0], CONFIG)
     assert trained_bytes(tmp_path, 1) == trained_bytes(undisturbed.runs, 1)
+
+
+async def test_too_many_steps_that_are_not_finite_are_an_error(
+    tiny_llama: Path, tmp_path: Path, undisturbed: Played
+) -> None:
+    """Case 090, nan_3_times: in a row; a whole one in between begins the count anew."""
+    groups, wild = undisturbed.groups[0], WILD.model_copy(update={"max_nonfinite_steps": 2})
+    async with registered(tiny_llama, tmp_path) as model:
+        assert not (await model.train(groups, wild)).trained
+        assert (await model.train(groups, CONFIG)).step == 1
+        assert (await model.train(groups, wild)).metrics["nonfinite_steps"] == 1
+        with pytest.raises(TrainingError, match=r"2 steps in a row were not.* Step 1 goes on serv"):
+            await model.train(groups, wild)
+        assert steps_on_disk(tmp_path) == ["0000", "0001"]
+        await say(model)
+
+
+async def test_a_sampler_gone_wild_costs_one_step(
+    tiny_llama: Path, tmp_path: Path, undisturbed: Played
+) -> None:
+    """A ratio of exp(900) with a negative advantage: the loss is infinite."""
+    odd = undisturbed.groups[0][0].trajectories[1]
+    calls = [replace(c, logprobs=np.full_like(c.logprobs, -900.0)) for c in odd.calls]
+    group = art.TrajectoryGroup(
+        t.model_copy(update={"calls": calls}) if t is odd else t for t in undisturbed.groups[0][0]
+    )
+    async with registered(tiny_llama, tmp_path) as model:
+        result = await model.train([group], CONFIG)
+        assert (result.trained, await model.get_step()) == (False, 0)
+        assert "loss or gradient is not finite" in (result.reason or "")
+
+
+async def test_the_reference_may_be_a_step_or_a_folder(
+    tiny_llama: Path, tmp_path: Path, undisturbed: Played
+) -> None:
+    """Case 047: step 0 changes nothing yet, so that it is the base model too; a step further the
+    policy is at a distance from it, and at none from itself.
+    """
+    first, second = undisturbed.groups
+    held = CONFIG.model_copy(update={"kl_penalty_coef": 0.1, "minibatches": 1})
+    async with registered(tiny_llama, tmp_path) as model:
+        for step in (None, 0):
+            config = held.model_copy(update={"kl_penalty_reference_step": step})
+            result = await model.train(first if step is None else second, config)
+            distance = result.metrics["kl_reference"]
+            assert distance == pytest.approx(0, abs=1e-9) if step is None else distance > 1e-4
+        folder = run_folder(tmp_path) / "checkpoints" / "0002"
+        config = held.model_copy(update={"kl_ref_adapter_path": str(folder)})
+        result = await model.train(second, config)
+        assert result.metrics["kl_reference"] == pytest.approx(0, abs=1e-9)
+        with pytest.raises(CheckpointError, match=r"0009.*Whole steps there: \[0, 1, 2, 3\]"):
+            await model.train(second, held.model_copy(update={"kl_penalty_reference_step": 9}))
+        with pytest.raises(CheckpointError, match="adapter can't be read"):
+            elsewhere = str(tmp_path / "nowhere")
+            await model.train(second, held.model_copy(update={"kl_ref_adapter_path": elsewhere}))
+        assert await model.get_step() == 3
+        await say(model)
+
+
+async def test_the_running_baseline_survives_a_restart(
+    tiny_llama: Path, tmp_path: Path, undisturbed: Played
+) -> None:
+    """Rewards 1 0 0 1, 0 1 1 1 and 0 1 0 0, 1 0 1 0: kept as .95 b + .05 r from step to step."""
+    config = CONFIG.model_copy(update={"baseline": "running"})
+    baseline = 0.0
+    for groups in undisturbed.groups:
+        async with registered(tiny_llama, tmp_path) as model:
+            result = await model.train(groups, config)
+        for reward in (t.reward for group in groups for t in group):
+            assert reward is not None
+            baseline = 0.95 * baseline + 0.05 * reward
+        assert result.checkpoint_path is not None
+        state = json.loads((Path(result.checkpoint_path) / "trainer.json").read_text())
+        assert state["running"] == pytest.approx(baseline, rel=1e-12)
 
 
 # --- bad input -----------------------------------------------------------------------------------

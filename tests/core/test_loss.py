@@ -1,140 +1,220 @@
-"""The policy loss on the toy of the algorithms page: two sequences, values by float64 autograd.
+"""The loss of a row as settings put it together, on the toy; the forms have tests of their own."""
 
-seq1: A = +1, n = [-.5, -1], o = [-.9, -1.1], so rho = [1.491825, 1.105171];
-seq2: A = -1, n = [-2, -.3, -1.2], o = [-1.5, -.3, -1.6], so rho = [.606531, 1, 1.491825].
-"""
-
-import math
-from typing import Literal, TypeAlias
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from art_core.batch.advantages import entry_weights
-from art_core.training.loss import LossParts, clipped_policy_loss
+from art_core.config import TrainConfig
+from art_core.training.loss import LossParts, Tokens, row_loss
+from tests.core.toy import (
+    ADVANTAGE,
+    CALL,
+    NEW,
+    OLD,
+    REFERENCE,
+    SAMPLER,
+    vector,
+    weights,
+)
 
-Aggregation: TypeAlias = Literal["token", "sequence", "rollout"]
-
-NEW = [-0.5, -1.0, -2.0, -0.3, -1.2]
-OLD = [-0.9, -1.1, -1.5, -0.3, -1.6]
-ADVANTAGES = [1.0, 1.0, -1.0, -1.0, -1.0]
-LENGTHS = [2, 3]
+GRPO = {"epsilon_high": 0.2}
+"""By token: .197331."""
 
 
-def vector(values: list[float]) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def toy(
-    aggregation: Aggregation,
-    epsilon_high: float,
-    *,
-    entropies: Tensor | None = None,
-    coef: float = 0.0,
-) -> tuple[LossParts, list[float]]:
-    """The toy's loss and its gradient by n."""
-    weights = entry_weights(LENGTHS, [0, 1], aggregation)
-    spread = [w for w, n in zip(weights, LENGTHS, strict=True) for _ in range(n)]
-    new = vector(NEW).requires_grad_()
-    parts = clipped_policy_loss(
-        new,
-        torch.zeros(5, dtype=torch.float64) if entropies is None else entropies,
-        vector(OLD),
-        vector(ADVANTAGES),
-        vector(spread),
-        epsilon=0.2,
-        epsilon_high=epsilon_high,
-        entropy_coef=coef,
+def toy(**changes: Any) -> Tokens:
+    plain = Tokens(
+        new=NEW.clone().requires_grad_(),
+        entropy=torch.zeros(5, dtype=torch.float64),
+        old=OLD,
+        advantage=ADVANTAGE,
+        weight=weights(),
+        call=CALL,
     )
-    (gradient,) = torch.autograd.grad(parts.loss, new)
-    return parts, gradient.tolist()
+    return replace(plain, **changes)
+
+
+def loss(tokens: Tokens | None = None, **settings: Any) -> float:
+    return float(row_loss(tokens or toy(), TrainConfig(**settings)).loss.detach())
 
 
 @pytest.mark.parametrize(
-    ("aggregation", "epsilon_high", "loss", "gradient"),
+    ("settings", "expected"),
     [
-        pytest.param(
-            "sequence",
-            0.2,
-            -0.027655,
-            [0, -0.276293, 0, 0.166667, 0.248637],
-            id="GRPO, by sequence",
+        ({"loss_fn": "reinforce"}, -0.4),
+        (GRPO, 0.197331),
+        ({}, 0.181331),
+        (
+            {"epsilon_high": 0.2, "max_negative_advantage_importance_sampling_weight": 1.3},
+            0.158966,
         ),
-        pytest.param("token", 0.2, 0.197331, [0, -0.221034, 0, 0.2, 0.298365], id="GRPO, by token"),
-        pytest.param("token", 0.28, 0.181331, [0, -0.221034, 0, 0.2, 0.298365], id="DAPO"),
-        pytest.param(
-            "rollout", 0.2, -0.027655, [0, -0.276293, 0, 0.166667, 0.248637], id="GRPO, by rollout"
-        ),
+        ({"loss_fn": "cispo", "epsilon_high": 0.28}, -0.260778),
+        ({"loss_fn": "cispo"}, -0.290434),
+        ({"loss_fn": "cispo", "kimi_k2_tau": 0.1}, -0.300802),
+        ({"loss_fn": "vespo"}, -0.51082),
+        ({"loss_fn": "dppo"}, 0.100388),
+        ({"loss_fn": "dppo", "epsilon": 0.08, "epsilon_high": 0.15}, 0.277447),
+        ({"loss_fn": "spo"}, 0.425103),
+        ({"loss_fn": "drpo"}, 0.192977),
+        ({**GRPO, "off_policy_delta": 0.02}, -0.461034),
     ],
+    ids=str,
 )
-def test_toy(
-    aggregation: Aggregation, epsilon_high: float, loss: float, gradient: list[float]
+def test_losses_by_token(settings: dict[str, Any], expected: float) -> None:
+    assert loss(**settings) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (GRPO, -0.027655),
+        ({"loss_fn": "cispo"}, -0.087771),
+        ({"loss_fn": "gspo"}, -0.00035),
+        ({"loss_fn": "gspo", "epsilon": 0.2, "epsilon_high": 0.28}, -0.156392),
+        ({"loss_fn": "gspo_token", "epsilon": 0.2, "epsilon_high": 0.28}, -0.156392),
+        ({"loss_fn": "luspo", "epsilon": 0.2, "epsilon_high": 0.28}, 0.170824),
+        ({"loss_fn": "gmpo"}, -0.142013),
+        ({"loss_fn": "sapo"}, -0.178888),
+    ],
+    ids=str,
+)
+def test_losses_by_sequence(settings: dict[str, Any], expected: float) -> None:
+    tokens = toy(weight=weights("sequence"))
+    assert loss(tokens, aggregation="sequence", **settings) == pytest.approx(expected, abs=1e-6)
+
+
+def test_decoupled_reads_the_staleness() -> None:
+    """2 steps: .108802; without any it is the clip at its own bounds, .181331."""
+    stale = toy(staleness=torch.full_like(NEW, 2.0))
+    settings: dict[str, Any] = {"loss_fn": "decoupled", "epsilon_high": 0.2}
+    assert loss(stale, **settings) == pytest.approx(0.108802, abs=1e-6)
+    assert loss(loss_fn="decoupled") == pytest.approx(0.181331, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected", "mean_weight"),
+    [
+        ({"mismatch": "none"}, 0.197331, None),
+        # Mean of [.904837, 2, 1, 1.105171, 2]; of [.904837, 0, 1, 1.105171, 0]; ...
+        ({"mismatch": "truncate"}, 0.318535, 1.402002),
+        ({"mismatch": "mask", "mismatch_low": 0.5}, 0.163873, 0.602002),
+        ({"mismatch": "mask", "mismatch_low": 0.5, "mismatch_high": 5}, 0.431257, 1.637579),
+        ({"mismatch": "truncate", "mismatch_level": "sequence"}, 0.394662, 2.0),
+        ({"mismatch": "mask", "mismatch_level": "sequence"}, 0.0, 0.0),
+    ],
+    ids=str,
+)
+def test_mismatch_weights(
+    settings: dict[str, Any], expected: float, mean_weight: float | None
 ) -> None:
-    parts, got = toy(aggregation, epsilon_high)
-    assert float(parts.loss.detach()) == pytest.approx(loss, abs=5e-7)
-    assert got == pytest.approx(gradient, abs=5e-7)
+    """kl_sampler is k3 of the sampler and o: mean of exp(o - m) - (o - m) - 1,
+    by hand [.004837, .559603, 0, .005171, .718282], mean .257579.
+    """
+    config = TrainConfig(old_logprobs="recomputed", **GRPO, **settings)  # type: ignore[arg-type]
+    parts = row_loss(toy(sampler=SAMPLER), config)
+    assert float(parts.loss.detach()) == pytest.approx(expected, abs=1e-6)
+    assert float(parts.sums["kl_sampler"]) == pytest.approx(0.257579, abs=1e-6)
+    if mean_weight is not None:
+        assert float(parts.sums["mismatch_weight"]) == pytest.approx(mean_weight, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("form", "mean"), [("k2", 0.017), ("k3", 0.017021), ("k3_weighted", 0.018105)]
+)
+def test_kl_in_the_loss(form: str, mean: float) -> None:
+    tokens = toy(reference=REFERENCE)
+    found = loss(tokens, kl_penalty=form, kl_penalty_coef=0.1, **GRPO)
+    assert found == pytest.approx(0.197331 + 0.1 * mean, abs=1e-6)
 
 
 def test_figures_to_log() -> None:
     """The clip took the gradient of the first entry (rho 1.49 > 1.2, A > 0) and of the third
     (rho .61 < .8, A < 0): 2 of 5. k3 of old against new is exp(n - o) - (n - o) - 1, by hand
-    [.091825, .005171, .106531, 0, .091825], mean .059070.
+    [.091825, .005171, .106531, 0, .091825], mean .059070. k3 to the reference is .017021.
     """
-    parts, _ = toy("token", 0.2)
-    assert parts.clipped == pytest.approx(0.4, abs=1e-12)
-    assert parts.kl == pytest.approx(0.059070, abs=5e-7)
-    assert parts.entropy == 0.0
+    parts = row_loss(toy(reference=REFERENCE), TrainConfig(**GRPO))  # type: ignore[arg-type]
+    sums = {name: float(value) for name, value in parts.sums.items()}
+    assert sums == pytest.approx(
+        {"entropy": 0.0, "clipped": 0.4, "kl": 0.059070, "kl_reference": 0.017021}, abs=1e-6
+    )
+    assert float(parts.ratio_min) == pytest.approx(0.606531, abs=1e-6)
+    assert float(parts.ratio_max) == pytest.approx(1.491825, abs=1e-6)
 
 
 def test_entropy_is_maximised() -> None:
     """Mean entropy (1 + 2 + 3 + 4 + 5) / 5 = 3, times .1, off the loss; gradient -.1 / 5 each."""
-    entropies = vector([1.0, 2.0, 3.0, 4.0, 5.0]).requires_grad_()
-    parts, _ = toy("token", 0.2, entropies=entropies, coef=0.1)
-    assert float(parts.loss.detach()) == pytest.approx(0.197331 - 0.3, abs=5e-7)
-    assert parts.entropy == pytest.approx(3.0, abs=1e-12)
-    fresh = vector([1.0, 2.0, 3.0, 4.0, 5.0]).requires_grad_()
-    loss = clipped_policy_loss(
-        vector(NEW), fresh, vector(OLD), vector(ADVANTAGES), vector([0.2] * 5),
-        epsilon=0.2, epsilon_high=0.2, entropy_coef=0.1,
-    ).loss  # fmt: skip
-    (gradient,) = torch.autograd.grad(loss, fresh)
+    entropy = vector(1, 2, 3, 4, 5).requires_grad_()
+    parts = row_loss(toy(entropy=entropy), TrainConfig(entropy_coef=0.1, epsilon_high=0.2))
+    assert float(parts.loss.detach()) == pytest.approx(0.197331 - 0.3, abs=1e-6)
+    assert float(parts.sums["entropy"]) == pytest.approx(3.0, abs=1e-12)
+    (gradient,) = torch.autograd.grad(parts.loss, entropy)
     assert gradient.tolist() == pytest.approx([-0.02] * 5, abs=1e-12)
 
 
-def test_samples_on_one_position_never_cancel() -> None:
-    """A = +1 and A = -1 on one token, ratio 1.5, clip .2: losses -1.2 (no gradient) and +1.5
-    (gradient 1.5); with the advantages summed first there would be none at all.
+def test_calls_left_out_may_be_as_far_as_they_like() -> None:
+    """Mean o - n of the second call is (-800.9 + 2800.9) / 2 = 1000, so it is left out; its first
+    ratio is exp(800.9), infinite, and times 0 it would be NaN, in the gradient too.
     """
-    shared = torch.tensor(math.log(1.5), dtype=torch.float64, requires_grad=True)
-    parts = clipped_policy_loss(
-        shared.expand(2), vector([0, 0]), vector([0, 0]), vector([1, -1]), vector([1, 1]),
-        epsilon=0.2, epsilon_high=0.2, entropy_coef=0.0,
-    )  # fmt: skip
-    (gradient,) = torch.autograd.grad(parts.loss, shared)
-    assert float(parts.loss.detach()) == pytest.approx(-1.2 + 1.5, abs=1e-12)
-    assert float(gradient) == pytest.approx(1.5, abs=1e-12)
+    new = vector(-0.1, -0.1, -2801.0).requires_grad_()
+    tokens = Tokens(
+        new=new,
+        entropy=torch.zeros(3, dtype=torch.float64),
+        old=vector(-0.1, -801.0, -0.1),
+        advantage=vector(1, -1, -1),
+        weight=vector(1, 1, 1),
+        call=torch.tensor([0, 1, 1]),
+    )
+    parts = row_loss(tokens, TrainConfig(off_policy_delta=0.5))
+    (gradient,) = torch.autograd.grad(parts.loss, new)
+    assert float(parts.loss.detach()) == -1.0
+    assert gradient.tolist() == [-1.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("cut", [[5], [2, 3], [1, 2, 2], [1, 1, 1, 1, 1]])
-def test_the_sum_over_rows_is_the_loss(cut: list[int]) -> None:
-    """Case 088: however the entries are dealt to rows, loss, figures and gradient are the same."""
-    whole, expected = toy("token", 0.2)
-    new = vector(NEW).requires_grad_()
-    old, advantages, weights = vector(OLD), vector(ADVANTAGES), vector([0.2] * 5)
-    total, clipped, kl, at = 0.0, 0.0, 0.0, 0
-    for size in cut:
+def cut_into(sizes: list[int], config: TrainConfig) -> tuple[list[LossParts], Tensor]:
+    """The toy's loss over rows that hold so many entries each, and its gradient."""
+    new = NEW.clone().requires_grad_()
+    parts, at = [], 0
+    for size in sizes:
         row = slice(at, at + size)
         at += size
-        parts = clipped_policy_loss(
-            new[row], torch.zeros(size, dtype=torch.float64), old[row], advantages[row],
-            weights[row], epsilon=0.2, epsilon_high=0.2, entropy_coef=0.0,
-        )  # fmt: skip
-        parts.loss.backward()
-        total += float(parts.loss.detach())
-        clipped += parts.clipped
-        kl += parts.kl
+        whole = toy(weight=weights(config.aggregation), reference=REFERENCE)
+        tokens = Tokens(
+            new=new[row],
+            entropy=whole.entropy[row],
+            old=OLD[row],
+            advantage=ADVANTAGE[row],
+            weight=whole.weight[row],
+            call=CALL[row],
+            reference=REFERENCE[row],
+        )
+        parts.append(row_loss(tokens, config))
+        parts[-1].loss.backward()
     assert new.grad is not None
+    return parts, new.grad
+
+
+@pytest.mark.parametrize(
+    ("sizes", "settings"),
+    [
+        *(([2, 3], {"aggregation": a}) for a in ("token", "sequence", "rollout", "constant")),
+        ([2, 3], {"loss_fn": "gspo", "aggregation": "sequence"}),
+        ([2, 3], {"loss_fn": "vespo"}),
+        ([1, 2, 2], {}),  # a form of single tokens may even part a call
+        ([1, 1, 1, 1, 1], {"loss_fn": "cispo"}),
+    ],
+    ids=str,
+)
+def test_the_sum_over_rows_is_the_loss(sizes: list[int], settings: dict[str, Any]) -> None:
+    """Case 088: however the entries are dealt to rows, loss, KL term, figures and gradient are the
+    same.
+    """
+    config = TrainConfig(kl_penalty="k3", kl_penalty_coef=0.1, horizon=4, **settings)
+    (whole,), expected = cut_into([5], config)
+    parts, gradient = cut_into(sizes, config)
+    total = sum(float(part.loss.detach()) for part in parts)
     assert total == pytest.approx(float(whole.loss.detach()), abs=1e-15)
-    assert (clipped, kl) == pytest.approx((whole.clipped, whole.kl), abs=1e-15)
-    assert new.grad.tolist() == pytest.approx(expected, abs=1e-15)
+    for name, value in whole.sums.items():
+        assert sum(float(part.sums[name]) for part in parts) == pytest.approx(float(value))
+    assert gradient.tolist() == pytest.approx(expected.tolist(), abs=1e-15)

@@ -108,14 +108,33 @@ def test_no_groups_select_nothing() -> None:
 # --- rewards -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, None, "1.0", [1.0]])
-def test_a_bad_reward_is_named(bad: Any) -> None:
-    """Case 045, nan_one, inf_one and none_reward: refused by name, never 0 by default."""
+@pytest.mark.parametrize("bad", [None, "1.0", [1.0]])
+def test_a_missing_reward_is_named(bad: Any) -> None:
+    """Case 045, none_reward: never 0 by default."""
     with pytest.raises(RewardError) as caught:
         chosen(group(0, 1), group(1.0, bad, 0.0))
     assert str(caught.value).startswith(
         f"reward of trajectory 1 of group 1: got {bad!r}, expected a finite number"
     )
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, np.float32("nan")])
+def test_a_reward_that_is_not_finite_leaves_its_trajectory_out(bad: float) -> None:
+    """Case 045, nan_one and inf_one: it is told, and the other two stay finite, .5 and -.5."""
+    selection = chosen(group(bad, 1.0, 0.0), group(0, 1))
+    assert [s.advantage for s in selection.samples] == [0.5, -0.5, -0.5, 0.5]
+    assert [s.trajectory for s in selection.samples] == [0, 1, 2, 3]
+    assert reasons(selection) == [(0, f"trajectory 0: its reward is {float(bad)}", 1)]
+    assert selection.share == 4 / 5
+
+
+def test_a_group_that_is_left_with_one_is_skipped() -> None:
+    selection = chosen(group(math.nan, 1.0))
+    assert selection.samples == []
+    assert [reason for _, reason, _ in reasons(selection)] == [
+        "trajectory 0: its reward is nan",
+        "one trajectory only: there is nothing to compare it with",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -255,3 +274,118 @@ def test_a_choice_that_no_call_gave_is_refused() -> None:
 def test_the_share_counts_trajectories_of_all_groups() -> None:
     """Three of the seven: the equal group and the lonely one are not trained."""
     assert chosen(group(0, 1, 1), group(1, 1, 1), group(0.5)).share == 3 / 7
+
+
+# --- trajectories that can't be trained ----------------------------------------------------------
+
+STALE = {"step": -3}
+UNFIT = [
+    pytest.param([make_call(model="planner")], "calls of trajectory 1", id="another model"),
+    pytest.param([make_call(**STALE)], "5 steps ago", id="stale"),
+    pytest.param([make_call(step=3)], "comes after step 2", id="of a step to come"),
+    pytest.param([make_call(**NO_IDS)], "no call whose sampled tokens", id="without tokens"),
+    pytest.param([make_call(prompt_ids=[1] * 5000)], "too long for a row: got 5002", id="too long"),
+]
+
+
+@pytest.mark.parametrize(("calls", "reason"), UNFIT)
+def test_what_cannot_be_trained_is_refused_or_left_out(calls: list[ModelCall], reason: str) -> None:
+    """Left out, its group is compared without it: 1 and 0, not 1, 7 and 0."""
+    mixed = TrajectoryGroup([played(1), played(7, *calls), played(0)])
+    with pytest.raises(GroupError, match=reason):
+        chosen(mixed)
+    selection = chosen(mixed, unfit="leave_out")
+    assert [s.advantage for s in selection.samples] == [0.5, -0.5]
+    ((at, why, count),) = reasons(selection)
+    assert (at, count) == (0, 1)
+    assert why.startswith("trajectory 1: ")
+    assert reason in why
+
+
+def test_a_missing_reward_is_never_left_out() -> None:
+    with pytest.raises(RewardError):
+        chosen(group(1, None, 0), unfit="leave_out")
+
+
+# --- other baselines -----------------------------------------------------------------------------
+
+
+def test_groups_compared_with_the_whole_step_need_not_differ() -> None:
+    """REINFORCE++, arXiv:2501.03262: mean 2/3 of [1, 1, 1, 0, 1, 0]; a group of one counts too."""
+    selection = chosen(group(1, 1, 1), group(0, 1), group(0), baseline="batch")
+    third = 1 / 3
+    assert [s.advantage for s in selection.samples] == pytest.approx(
+        [third, third, third, -2 * third, third, -2 * third]
+    )
+    assert (selection.groups, selection.share) == (3, 1.0)
+
+
+def test_a_step_without_any_advantage_is_skipped_whole() -> None:
+    """An update without a gradient would drift on Adam's momentum."""
+    why = "all advantages of the step are 0: nothing to learn from"
+    for settings in ({"baseline": "batch"}, {"equal_groups": "keep"}):
+        selection = chosen(group(1, 1), group(1, 1, 1), **settings)
+        assert selection.samples == []
+        assert reasons(selection) == [(0, why, 2), (1, why, 3)]
+
+
+def test_equal_groups_may_be_kept() -> None:
+    """Their tokens count in the means then; alone they are trained only where a KL or the entropy
+    acts on them.
+    """
+    both = chosen(group(1, 1), group(1, 0), equal_groups="keep")
+    assert [s.advantage for s in both.samples] == [0, 0, 0.5, -0.5]
+    for term in ({"kl_penalty_coef": 0.1}, {"entropy_coef": 0.01}):
+        alone = chosen(group(1, 1), equal_groups="keep", **term)
+        assert [s.advantage for s in alone.samples] == [0, 0]
+
+
+def test_the_running_baseline_goes_on_from_step_to_step() -> None:
+    """RAE, arXiv:2506.24119: [1, -.05, -.0475, .954875] from 0, ending at .092869."""
+    first = chosen(group(1, 0), group(0, 1), baseline="running")
+    assert [s.advantage for s in first.samples] == pytest.approx([1, -0.05, -0.0475, 0.954875])
+    assert first.running == pytest.approx(0.092869, abs=5e-7)
+    config = TrainConfig(baseline="running")
+    second = select([group(1)], model="agent", step=2, config=config, running=first.running)
+    assert second.samples[0].advantage == pytest.approx(1 - first.running)
+
+
+def test_long_rollouts_are_punished_softly() -> None:
+    """DAPO: limit 10, buffer 4; trajectories of 3 and of 9 tokens: 0 and (6 - 9) / 4 = -.75."""
+    long = played(1, *(make_call(record_id=str(i)) for i in range(3)))
+    settings = {"overlong_limit": 10, "overlong_buffer": 4}
+    selection = chosen(TrajectoryGroup([played(1), long]), **settings)
+    assert [s.advantage for s in selection.samples] == [0.375, *[-0.375] * 3]
+
+
+def test_a_baseline_by_length() -> None:
+    """OPO, arXiv:2505.23585: rewards 1 and 0 of 3 and 6 tokens, baseline 3 / 9."""
+    long = played(0, make_call(record_id="a"), make_call(record_id="b"))
+    selection = chosen(TrajectoryGroup([played(1), long]), baseline="length")
+    assert [s.advantage for s in selection.samples] == pytest.approx([2 / 3, -1 / 3, -1 / 3])
+
+
+def test_parts_of_the_reward() -> None:
+    """GDPO: [0, -1.414214, 0, 1.414214]; the third group's parts are equal."""
+
+    def parted(*parts: tuple[float, float]) -> TrajectoryGroup:
+        return TrajectoryGroup([played(0, metrics={"a": a, "b": b}) for a, b in parts])
+
+    names = ("a", "b")
+    groups = parted((1, 0), (0, 0), (0, 1), (1, 1)), parted((1, 1), (1, 1))
+    selection = chosen(*groups, reward_parts=names)
+    assert [s.advantage for s in selection.samples] == pytest.approx(
+        [0, -1.414214, 0, 1.414214], abs=1e-6
+    )
+    assert reasons(selection) == [
+        (1, "all 2 have equal parts of the reward: nothing to learn from", 2)
+    ]
+    with pytest.raises(RewardError, match=r"metrics\['b'\] of trajectory 1 of group 0: got None"):
+        chosen(
+            TrajectoryGroup([played(1, metrics={"a": 1, "b": 1}), played(1, metrics={"a": 1})]),
+            reward_parts=names,
+        )
+
+
+def test_how_old_a_call_is_goes_with_it() -> None:
+    assert [s.staleness for s in chosen(group(1, 0), step=5).samples] == [3, 3]

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -15,12 +14,14 @@ from torch import Tensor
 from art_core.batch.forest import Sample, plant
 from art_core.batch.minibatches import minibatches
 from art_core.config import LoraSettings, TrainConfig
-from art_core.errors import CheckpointError, GroupError, TrainingError
+from art_core.errors import CheckpointError, GroupError, NonFiniteStep, TrainingError
 from art_core.nn.lora import LoraModel
 from art_core.training import logprobs
 from art_core.training.logprobs import entry_logprobs
-from art_core.training.trainer import OPTIMIZER, STATE, Trainer
-from tests.core.samples import make_sample, random_calls
+from art_core.training.moments import OPTIMIZER, STATE
+from art_core.training.trainer import Trainer
+from tests.core.samples import make_sample
+from tests.core.samples import policy_calls as calls
 from tests.core.tiny_policy import (
     NAME,
     in_peft,
@@ -34,19 +35,6 @@ from tests.core.tiny_policy import (
 
 # A step big enough to be seen in every weight.
 CONFIG = TrainConfig(learning_rate=1e-3, entropy_coef=0.01)
-
-
-def calls(seed: int = 0) -> list[Sample]:
-    """Random calls whose sampler was near the policy: old logprobs of about -log 300."""
-    rng = np.random.default_rng([seed, 1])
-    return [
-        replace(
-            sample,
-            logprobs=rng.normal(-5.7, 0.3, len(sample.sampled_ids)).astype(np.float32),
-            weight=0.0,
-        )
-        for sample in random_calls(seed, vocab=300, groups=2)
-    ]
 
 
 def peft_twin(model: LoraModel, base: Path, folder: Path) -> Any:
@@ -455,3 +443,94 @@ def test_training_one_adapter_leaves_the_others(tiny_llama: Path) -> None:
     before = weights(model, "other")
     Trainer(model, NAME, seed=0).step(calls(), CONFIG)
     assert same_bits(weights(model, "other"), before)
+
+
+# --- what is not finite --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("minibatches", [1, 3])
+def test_a_bad_gradient_is_named_and_undone(
+    tiny_llama: Path, tmp_path: Path, bad: float, minibatches: int
+) -> None:
+    """Case 090, nan_once and inf_norm: the gradient of one weight in one row of several."""
+    model, trainer = trained_once(tiny_llama, torch.float32)
+    before, moments_before = weights(model), moments(trainer, tmp_path / "before")
+    name = list(before)[3]
+    seen = []
+
+    def spoil(gradient: Tensor) -> Tensor:
+        seen.append(gradient)
+        return torch.full_like(gradient, bad) if len(seen) == 2 else gradient
+
+    handle = trainer._parameters[3].requires_grad_().register_hook(spoil)
+    config = CONFIG.model_copy(update={"max_tokens_per_row": 24, "minibatches": minibatches})
+    with pytest.raises(NonFiniteStep, match=r"not finite.* The adapter is unchanged") as caught:
+        trainer.step(calls(1), config)
+    handle.remove()
+    assert caught.value.tensor == name
+    assert same_bits(weights(model), before)
+    assert same_bits(moments(trainer, tmp_path / "after"), moments_before)
+
+    untouched_model, untouched = trained_once(tiny_llama, torch.float32)
+    trainer.step(calls(1), CONFIG)
+    untouched.step(calls(1), CONFIG)
+    assert same_bits(weights(model), weights(untouched_model))
+
+
+def test_weights_that_are_not_finite_are_never_saved(tiny_llama: Path, tmp_path: Path) -> None:
+    """Case 090, nan_weights; moments neither."""
+    model, trainer = trained_once(tiny_llama)
+    name, weight = list(model.adapter_weights(NAME).items())[2]
+    good = weight[0, 0].item()
+    weight[0, 0] = math.nan
+    with pytest.raises(TrainingError, match=f"{name} is not finite"):
+        trainer.save(tmp_path)
+    weight[0, 0] = good
+    moment = trainer._optimizer.state[trainer._parameters[1]]["exp_avg_sq"]
+    moment[0, 0] = math.inf
+    with pytest.raises(TrainingError, match=r"1\.exp_avg_sq is not finite"):
+        trainer.save(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_running_baseline_is_kept(tiny_llama: Path, tmp_path: Path) -> None:
+    _, trainer = trained_once(tiny_llama)
+    trainer.running = 0.25
+    trainer.save(tmp_path)
+    _, fresh = trained_once(tiny_llama)
+    fresh.load(tmp_path)
+    assert fresh.running == 0.25
+    with pytest.raises(KeyboardInterrupt), fresh.undone_on_error():
+        fresh.running = 0.5
+        raise KeyboardInterrupt
+    assert fresh.running == 0.25
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {"aggregation": "sequence"},
+    {"aggregation": "rollout"},
+    {"aggregation": "constant", "horizon": 16},
+    {"loss_fn": "gspo", "aggregation": "sequence"},
+    {"loss_fn": "vespo", "off_policy_delta": 0.05},
+    {"old_logprobs": "recomputed", "mismatch": "truncate", "mismatch_level": "sequence"},
+    {"kl_penalty_coef": 0.1},
+    {"kl_penalty_coef": 0.1, "kl_penalty": "k3", "minibatches": 2},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_no_setting_cares_how_rows_are_cut(tiny_llama: Path, settings: dict[str, Any]) -> None:
+    """Case 088: one row or many, the KL and the entropy in it: the same figures and weights."""
+    found = []
+    for size in (4096, 24):
+        model = tiny_policy(tiny_llama)
+        config = TrainConfig.model_validate(
+            {**CONFIG.model_dump(), "max_tokens_per_row": size, **settings}
+        )
+        found.append((Trainer(model, NAME, seed=0).step(calls(), config), weights(model)))
+    (whole, expected), (cut, got) = found
+    assert cut["tokens_computed"] > whole["tokens_computed"]
+    for figure in whole.keys() - {"tokens_computed", "train_seconds"}:
+        assert cut[figure] == pytest.approx(whole[figure], rel=1e-9, abs=1e-12), figure
+    assert worst(got, expected) <= 1e-9

@@ -1,0 +1,160 @@
+"""What of one trajectory can be trained: its reward and its calls, checked.
+
+In: a trajectory, the model being trained, its step. Out: a `Candidate`; or a `GroupError` that
+names what is wrong; or `NotFinite`, for rewards that are a number and yet none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, SupportsFloat
+
+from art_core.batch.advantages import overlong_penalty
+from art_core.batch.credit import Worth, worth
+from art_core.calls import ModelCall
+from art_core.config import TrainConfig
+from art_core.errors import GroupError, NoTrainableTokens, RewardError, StaleCall, WrongModel
+from art_core.trajectories import Trajectory
+
+
+class NotFinite(Exception):
+    """A reward is NaN or infinite: the judge failed, not the policy and not the user."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A trajectory that takes part in its group's comparison."""
+
+    index: int
+    """In its group."""
+    calls: list[ModelCall]
+    """To be trained; none if `why_silent`."""
+    why_silent: str | None
+    """Why it has no call to train, although its reward counts."""
+    worth: Worth
+    parts: tuple[float, ...]
+    """Values of `TrainConfig.reward_parts`."""
+    length: int
+    """Tokens that the model sampled in it."""
+
+
+def candidate(
+    trajectory: Trajectory, index: int, where: str, *, model: str, step: int, config: TrainConfig
+) -> Candidate:
+    """Check a trajectory.
+
+    Raises:
+        RewardError, WrongModel, StaleCall, GroupError, NoTrainableTokens: see `select`.
+        NotFinite: it has to be left out.
+    """
+    reward = _finite(trajectory.reward, "reward", where)
+    parts = tuple(
+        _finite(trajectory.metrics.get(name), f"metrics[{name!r}]", where)
+        for name in config.reward_parts
+    )
+    calls = _calls(trajectory, model, where)
+    length = sum(len(c.sampled_ids) for c in calls if c.sampled_ids is not None)
+    if config.overlong_limit is not None:
+        limit, buffer = config.overlong_limit, config.overlong_buffer
+        reward += overlong_penalty(length, limit=limit, buffer=buffer)
+    kept = [c for c in calls if not (config.mask_truncated and c.finish_reason == "length")]
+    for call in kept:
+        _check_age(call, step, config.max_staleness, where)
+        _check_length(call, config.max_tokens_per_row, where)
+    why_silent = None
+    if not kept:
+        why_silent = (
+            "its calls were all cut by their token limit"
+            if calls
+            else f"it ended by {trajectory.ended} before the model said anything"
+        )
+    own = [None if c.reward is None else _finite(c.reward, "reward of a call", where) for c in kept]
+    value = worth(reward, own, config.call_rewards)
+    return Candidate(index, kept, why_silent, value, parts, length)
+
+
+def _finite(reward: Any, what: str, where: str) -> float:
+    """`reward`, whatever the user assigned, as a float."""
+    if not isinstance(reward, SupportsFloat):
+        raise RewardError(
+            f"{what} of {where}",
+            got=reward,
+            expected="a finite number",
+            fix="Set traj.reward before training, or leave the trajectory out of its group.",
+        )
+    if not math.isfinite(reward):
+        raise NotFinite(f"its {what} is {float(reward)}")
+    return float(reward)
+
+
+def _calls(trajectory: Trajectory, model: str, where: str) -> list[ModelCall]:
+    """The calls to train: those whose Choice the user kept, else all of this model's."""
+    chosen = trajectory.chosen_records()
+    calls = trajectory.calls
+    if chosen is not None:
+        calls = [c for c in calls if c.key in chosen]
+    whole = [c for c in calls if c.trainable]
+    ours = [c for c in whole if c.model == model]
+    if not ours and whole:
+        raise WrongModel(
+            f"calls of {where}",
+            got=sorted({c.model for c in whole}),
+            expected=f"calls of {model!r}",
+            fix="Train the model that played, or play with model=this one.",
+        )
+    if not ours and trajectory.ended == "completed":
+        raise _no_tokens(trajectory, calls, where)
+    return ours
+
+
+def _no_tokens(trajectory: Trajectory, calls: Sequence[ModelCall], where: str) -> NoTrainableTokens:
+    if calls:
+        places = sorted({str(c.origin) for c in calls})
+        left_out = trajectory.completeness.left_out
+        causes = ", ".join(f"{number} {cause}" for cause, number in left_out.items())
+        what = (
+            f"{where} has no call whose sampled tokens are known; asked by {', '.join(places)}; "
+            f"left out: {causes}"
+        )
+        fix = "Point those nodes at ChatArt, or at an endpoint that returns token ids."
+    elif trajectory.chosen_records():
+        what = f"{where} keeps choices that no captured call gave"
+        fix = "Keep the Choice objects of model.openai_client() as they came."
+    else:
+        nodes = (trajectory.metadata.get("graph") or {}).get("nodes")
+        ran = f"; nodes that ran: {nodes}" if nodes else ""
+        what = f"{where} made no call to the model{ran}"
+        fix = "Check that the graph's model is ChatArt() or model.openai_client()."
+    return NoTrainableTokens(what, fix=fix)
+
+
+def _check_age(call: ModelCall, step: int, allowed: int, where: str) -> None:
+    if call.step is None:
+        return
+    if call.step > step:
+        raise StaleCall(
+            f"a call of {where} was answered by step {call.step}, which comes after step {step}",
+            expected=f"a step up to {step}",
+            fix="Gather anew: it is of a run that was taken back.",
+        )
+    if step - call.step > allowed:
+        raise StaleCall(
+            f"a call of {where} was answered by step {call.step}, {step - call.step} steps ago",
+            expected=f"at most max_staleness={allowed} steps behind step {step}",
+            fix="Gather anew, or raise TrainConfig(max_staleness=...).",
+        )
+
+
+def _check_length(call: ModelCall, allowed: int, where: str) -> None:
+    assert call.prompt_ids is not None
+    assert call.sampled_ids is not None
+    computed = len(call.prompt_ids) + len(call.sampled_ids) - 1  # the last one predicts nothing
+    if computed > allowed:
+        raise GroupError(
+            f"a call of {where}, asked by {call.origin}, is too long for a row",
+            got=computed,
+            expected=f"at most max_tokens_per_row={allowed} tokens",
+            fix="Raise TrainConfig(max_tokens_per_row=...), or shorten the rollout.",
+        )

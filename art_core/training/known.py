@@ -1,0 +1,140 @@
+"""What is known of a train call's tokens before its first update, computed without gradients.
+
+In: the rows of each update, the policy and a reference. Out: a `KnownRow` for each row: what ratios
+are against, logprobs of the reference, advantages with the KL in them; computed once for all
+updates, and only where the settings ask for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from art_core.batch.forest import Entries, Float, Row, Sample
+from art_core.config import TrainConfig
+from art_core.nn.lora import LoraModel
+from art_core.training import kl
+from art_core.training.logprobs import entry_logprobs
+
+
+@dataclass(frozen=True, eq=False)
+class KnownRow:
+    """A row, and columns [E] of its entries."""
+
+    row: Row
+    old: Float
+    """What ratios are against; NaN: the policy of the moment, so that the ratio is 1."""
+    advantage: Float
+    staleness: Float
+    """Steps."""
+    sampler: Float | None = None
+    """The sampler's logprobs where they are weighed against `old`, and `old` itself where they are
+    distorted. None: there is nothing to weigh."""
+    now: Float | None = None
+    """Logprobs of the policy as the train call found it. None: they were not asked for."""
+    reference: Float | None = None
+    """None: there is no reference."""
+
+
+def known_rows(
+    model: LoraModel,
+    name: str,
+    updates: Sequence[Sequence[Row]],
+    samples: Sequence[Sample],
+    config: TrainConfig,
+    reference: Path | None,
+) -> tuple[list[list[KnownRow]], dict[str, float]]:
+    """The rows of each update with what the settings ask for, and figures to log.
+
+    Args:
+        name: the adapter that is trained.
+        reference: folder of the reference's adapter; None: the base model.
+
+    Raises:
+        CheckpointError: the reference is no adapter of this base model.
+    """
+    lengths = {s.call: len(s.sampled_ids) for s in samples}
+    staleness = {s.call: float(s.staleness) for s in samples}
+    shaped = bool(config.kl_penalty_coef) and config.kl_penalty in ("advantage", "reward")
+    rows = []
+    with model.acting(name):
+        for row in (row for update in updates for row in update):
+            _check_whole(row.entries, lengths)
+            wanted = shaped or config.old_logprobs == "recomputed"
+            if wanted or (len(updates) > 1 and row.entries.distorted.any()):
+                now = _logprobs(model, row)
+            else:
+                now = None
+            stale = np.array([staleness[c] for c in row.entries.call.tolist()])
+            rows.append(_begun(row, now, stale, config))
+    figures: dict[str, float] = {}
+    if config.kl_penalty_coef:
+        with _adapter(model, name, reference) as other, model.acting(other):
+            rows = [replace(row, reference=_logprobs(model, row.row)) for row in rows]
+    if shaped:
+        rows, figures = _with_kl(rows, config)
+    following = iter(rows)
+    return [[next(following) for _ in update] for update in updates], figures
+
+
+def _check_whole(entries: Entries, lengths: dict[int, int]) -> None:
+    """A call is never parted over two rows: forms that look at whole calls lean on it."""
+    for call, count in zip(*np.unique(entries.call, return_counts=True), strict=True):
+        assert lengths[int(call)] == count, f"call {call} was parted"
+
+
+def _begun(row: Row, now: Float | None, staleness: Float, config: TrainConfig) -> KnownRow:
+    entries = row.entries
+    recomputed = np.full(len(entries), np.nan) if now is None else now
+    old, sampler = np.where(entries.distorted, recomputed, entries.logprob), None
+    if config.old_logprobs == "recomputed":
+        old, sampler = recomputed, np.where(entries.distorted, recomputed, entries.logprob)
+    return KnownRow(row, old, entries.advantage, staleness, sampler=sampler, now=now)
+
+
+def _logprobs(model: LoraModel, row: Row) -> Float:
+    with torch.no_grad():
+        found: Float = entry_logprobs(model, row)[0].double().cpu().numpy()
+    return found
+
+
+@contextmanager
+def _adapter(model: LoraModel, name: str, folder: Path | None) -> Iterator[str | None]:
+    """The reference in memory, for as long as it is needed."""
+    if folder is None:
+        yield None
+        return
+    reference = f"{name}-reference"
+    model.load_adapter(reference, folder)
+    try:
+        yield reference
+    finally:
+        model.drop_adapter(reference)
+
+
+def _with_kl(
+    rows: Sequence[KnownRow], config: TrainConfig
+) -> tuple[list[KnownRow], dict[str, float]]:
+    """The rows with the KL in their advantages, and none left for the loss."""
+    gaps, estimates, coef = [], [], config.kl_penalty_coef
+    for row in rows:
+        assert row.now is not None
+        assert row.reference is not None
+        now, reference = torch.from_numpy(row.now), torch.from_numpy(row.reference)
+        gaps.append(kl.k1(now, reference))
+        estimates.append(kl.k3(now, reference))
+    mean = torch.cat(gaps).mean()
+    shaped = []
+    for row, gap in zip(rows, gaps, strict=True):
+        before = torch.from_numpy(row.advantage)
+        if config.kl_penalty == "reward":
+            after = kl.penalised(before, gap, coef=coef)
+        else:
+            after = kl.centred(before, gap, mean, coef=coef)
+        shaped.append(replace(row, advantage=after.numpy(), reference=None))
+    return shaped, {"kl_reference": float(torch.cat(estimates).mean())}

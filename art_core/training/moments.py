@@ -1,0 +1,104 @@
+"""The optimizer's state as named tensors, and a trainer's state on disk.
+
+In: AdamW and the parameters it updates. Out: "3.exp_avg" -> tensor, and back; the files of a
+checkpoint beside the adapter.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from art_core.errors import CheckpointError
+
+OPTIMIZER = "optimizer.safetensors"
+STATE = "trainer.json"
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """Numbers that go on with a run."""
+
+    updates: int
+    """Optimizer steps so far."""
+    seed: int
+    running: float = 0.0
+    """The running baseline; see `TrainConfig.baseline`."""
+
+
+def get_moments(
+    optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]
+) -> dict[str, Tensor]:
+    """A copy of the optimizer's tensors, by parameter and name."""
+    return {
+        f"{i}.{key}": value.detach().clone()
+        for i, parameter in enumerate(parameters)
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def set_moments(
+    optimizer: torch.optim.Optimizer,
+    parameters: Sequence[Tensor],
+    moments: dict[str, Tensor],
+    *,
+    source: Path | None = None,
+) -> None:
+    """Give the optimizer these tensors, and no others.
+
+    Raises:
+        CheckpointError: they are of other parameters.
+    """
+    state: dict[Tensor, dict[str, Tensor]] = {}
+    for key, value in moments.items():
+        index, _, name = key.partition(".")
+        parameter = parameters[int(index)] if int(index) < len(parameters) else None
+        if parameter is None or value.shape not in (parameter.shape, torch.Size()):
+            raise CheckpointError(
+                f"optimizer state {key} fits no weight of the adapter",
+                got=str(source),
+                fix="Choose another step.",
+            )
+        state.setdefault(parameter, {})[name] = value
+    optimizer.state.clear()
+    optimizer.state.update(state)
+
+
+def write_state(folder: Path, state: TrainerState, moments: dict[str, Tensor]) -> None:
+    """Write both files into `folder`."""
+    from safetensors.torch import save_file
+
+    save_file(moments, folder / OPTIMIZER)
+    (folder / STATE).write_text(json.dumps(asdict(state)))
+
+
+def read_state(folder: Path) -> tuple[TrainerState, dict[str, Tensor]]:
+    """Read both files.
+
+    Raises:
+        CheckpointError: one is damaged or missing.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        state = json.loads((folder / STATE).read_text("utf-8"))
+        running = float(state.get("running", 0.0))  # older checkpoints have none
+        found = TrainerState(int(state["updates"]), int(state["seed"]), running)
+        return found, load_file(folder / OPTIMIZER)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        raise CheckpointError(
+            f"optimizer state can't be read ({error})",
+            got=str(folder),
+            fix="Choose another step.",
+        ) from error
+
+
+def first_bad(tensors: dict[str, Tensor]) -> str | None:
+    """Name of the first tensor that holds NaN or infinity; None if none does."""
+    return next((name for name, t in tensors.items() if not bool(t.isfinite().all())), None)

@@ -1,0 +1,58 @@
+"""When memory runs out in a step: how it is known, what is tried next, and what is said in the end.
+
+In: an error of torch or Python, and the rows of the step. Out: a plain record that holds no tensor;
+an exception would hold all that its frames held, and the next try would find memory as full.
+"""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass
+
+import torch
+
+from art_core.errors import TrainingError
+
+
+@dataclass(frozen=True)
+class OutOfMemory:
+    """A try that did not fit."""
+
+    reason: str
+    row: int
+    """Positions of the row under way."""
+    fitted: int
+    """Positions of the longest row that did fit; 0 if none did."""
+    longest_row: int
+    longest_call: int
+    """Positions of the longest call, which can't be parted."""
+
+    @property
+    def smaller(self) -> int | None:
+        """Row size for the next try: half. None: the rows hold one call each already."""
+        size = max(self.longest_row // 2, self.longest_call)
+        return size if size < self.longest_row else None
+
+    def error(self) -> TrainingError:
+        """What to raise when nothing is left to try."""
+        fits = self.fitted or self.row // 2
+        return TrainingError(
+            f"memory ran out at a row of {self.row} tokens ({self.reason})",
+            fix=f"The adapter is unchanged. Set TrainConfig(max_tokens_per_row={fits}), and keep "
+            f"calls as short: the longest has {self.longest_call} tokens.",
+        )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True if memory is what an allocation lacked."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    text = str(error)
+    return "DefaultCPUAllocator" in text or "CUBLAS_STATUS_ALLOC_FAILED" in text
+
+
+def free() -> None:
+    """Give back what a failed try left."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
