@@ -133,8 +133,8 @@ def _answers(
             return known
     found = []
     for conversation in _conversations(trajectory):
+        found += _rendered(conversation, renderer, warnings)
         warnings.update(conversation.warnings)
-        found += _rendered(conversation, renderer)
     return found
 
 
@@ -179,13 +179,19 @@ def _conversation(history: History) -> Conversation:
     return check_conversation(messages, history.tools)
 
 
-def _rendered(conversation: Conversation, renderer: Renderer) -> list[_Answer]:
-    trained: Collection[int] = conversation.trained
-    turns = assistant_turns(renderer, conversation.messages, conversation.tools, only=trained)
-    return [
-        _Answer(turn.prompt_ids, turn.sampled_ids, conversation.weights[turn.message])
-        for turn in turns
-    ]
+def _rendered(
+    conversation: Conversation, renderer: Renderer, warnings: Counter[str]
+) -> list[_Answer]:
+    messages, weights = conversation.messages, conversation.weights
+    found = []
+    for turn in assistant_turns(renderer, messages, conversation.tools, only=conversation.trained):
+        message = messages[turn.message]
+        thought = message.get("reasoning_content") or message.get("reasoning")
+        shown = renderer.decode(turn.sampled_ids.tolist()) if thought else ""
+        if isinstance(thought, str) and thought.strip() not in shown:
+            warnings["reasoning that the chat template does not show"] += 1
+        found.append(_Answer(turn.prompt_ids, turn.sampled_ids, weights[turn.message]))
+    return found
 
 
 def _fitting(

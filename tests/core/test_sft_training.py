@@ -18,8 +18,8 @@ from art_core.errors import ConfigError, TrainingError
 from art_core.nn.lora import LoraModel
 from art_core.training.sft import supervised_loss, train_supervised
 from art_core.training.trainer import Trainer
-from tests.core.samples import make_sample, random_calls
-from tests.core.test_trainer import calls, hand_adamw, peft_twin, worst
+from tests.core.samples import make_sample, policy_calls, random_calls
+from tests.core.test_trainer import hand_adamw, peft_twin, worst
 from tests.core.tiny_policy import (
     NAME,
     reference_logprobs,
@@ -148,10 +148,10 @@ def test_warm_up_and_policy_steps_share_the_optimizer(tiny_llama: Path, tmp_path
     train_supervised(trainer, [answers()], CONFIG)
     tmp_path.joinpath("after").mkdir()
     trainer.save(tmp_path / "after")
-    trainer.step(calls(), TrainConfig(learning_rate=1e-3))
+    trainer.step(policy_calls(), TrainConfig(learning_rate=1e-3))
     again = Trainer(restarted, NAME, seed=0)
     again.load(tmp_path / "after")
-    again.step(calls(), TrainConfig(learning_rate=1e-3))
+    again.step(policy_calls(), TrainConfig(learning_rate=1e-3))
     assert same_bits(weights(straight), weights(restarted))
 
 

@@ -104,6 +104,15 @@ def test_keys_that_are_ignored_are_told() -> None:
     }
 
 
+def test_reasoning_is_learned_or_told_to_be_lost() -> None:
+    thinking = PLAIN.replace("{{ m.content }}", "{{ m.reasoning_content or '' }}{{ m.content }}")
+    row = conversation(m2={"reasoning_content": "why"})
+    shown = written([row], template=thinking)
+    assert [n for n, _ in trained(shown)] == [6 + 3, 7]
+    assert shown.warnings == {}
+    assert dict(written([row]).warnings) == {"reasoning that the chat template does not show": 1}
+
+
 @pytest.mark.parametrize(
     ("max_length", "kept", "cut"),
     [
