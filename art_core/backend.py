@@ -52,6 +52,12 @@ class TrainResult:
     """Why the step was left out although there was something to learn; None if it was not."""
     checkpoint_path: str | None = None
 
+    @property
+    def reasons(self) -> list[str]:
+        """Why the step, or a part of it, was left out; each reason once."""
+        own = [self.reason] if self.reason else []
+        return [*own, *dict.fromkeys(skip.reason for skip in self.skipped)]
+
 
 class Backend(Protocol):
     """Serves and trains models."""

@@ -13,6 +13,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from art_core.errors import CaptureError
+
 Ids = npt.NDArray[np.int32]
 Logprobs = npt.NDArray[np.float32]
 Cause: TypeAlias = Literal[
@@ -20,6 +22,12 @@ Cause: TypeAlias = Literal[
     "broken answer",
     "mismatch",
     "no ids",
+    "no prompt ids",
+    "no logprobs",
+    "nothing sampled",
+    "empty prompt",
+    "bad ids",
+    "bad logprobs",
     "no server record",
     "orphan",
     "cache replay",
@@ -29,10 +37,16 @@ Cause: TypeAlias = Literal[
     "choice not kept",
 ]
 """Why a call is not trained. "not answered": the endpoint refused, or was not reached. "broken
-answer": it broke off, or its caller left. "mismatch": its parts contradict each other. "no server
-record": the client saw it, but the server kept nothing under its id. "orphan": the server answered
-it, but no client saw that. "several answers": it is a sibling (n > 1) that never reached the graph.
+answer": it broke off, or its caller left. "mismatch": its parts contradict each other. "no ids": it
+has no sampled ids; text is never encoded to get them. "no prompt ids": the backend renders them.
+"bad ids": one is negative. "bad logprobs": one is NaN, infinite, above 0, or a stand-in such as
+-9999. "no server record": the client saw it, but the server kept nothing under its id. "orphan":
+the server answered it, but no client saw that. "several answers": it is a sibling (n > 1) that
+never reached the graph.
 """
+_LOWEST, _HIGHEST = -1000.0, 1e-3
+"""Nats that a sampled token's logprob can have. Rounding may lift a certain token above 0; OpenAI's
+and vLLM's -9999 stands for "not known"."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +130,11 @@ class ModelCall:
     """One LLM call and one of its choices.
 
     The three arrays are None when the server sent no token record (another provider's model,
-    a broken stream); such a call is context and is never trained.
+    a broken stream); such a call is context and is never trained. Tokens that can't be right make
+    it context too: `left_out` then says why.
+
+    Raises:
+        CaptureError: ids are no whole numbers, or beyond int32.
     """
 
     record_id: str
@@ -136,6 +154,8 @@ class ModelCall:
     """The wire bytes of the response (all events of a stream)."""
     prompt_ids: Ids | None = None
     """[P] token ids that entered the model."""
+    prompt_rendered: bool = False
+    """True if the server sent no `prompt_ids` and they are what the chat template makes."""
     sampled_ids: Ids | None = None
     """[S] token ids the model sampled, end-of-turn token included."""
     logprobs: Logprobs | None = None
@@ -153,18 +173,60 @@ class ModelCall:
     """Of this call alone, beside its trajectory's; see `Trajectory.add_reward`."""
 
     def __post_init__(self) -> None:
-        for name, dtype in (("prompt_ids", np.int32), ("sampled_ids", np.int32)):
-            value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, np.ascontiguousarray(value, dtype=dtype))
-        if self.logprobs is not None:
-            object.__setattr__(self, "logprobs", np.ascontiguousarray(self.logprobs, np.float32))
-        if self.sampled_ids is not None and self.logprobs is not None:
-            if len(self.sampled_ids) != len(self.logprobs):
-                raise ValueError(
-                    f"call {self.record_id!r}: {len(self.sampled_ids)} sampled ids but "
-                    f"{len(self.logprobs)} logprobs"
-                )
+        object.__setattr__(self, "prompt_ids", self._ids("prompt_ids"))
+        object.__setattr__(self, "sampled_ids", self._ids("sampled_ids"))
+        object.__setattr__(self, "logprobs", self._logprobs())
+        if self.left_out is None:
+            object.__setattr__(self, "left_out", self._token_fault())
+
+    def _ids(self, name: str) -> Ids | None:
+        value = getattr(self, name)
+        if value is None or (isinstance(value, np.ndarray) and value.dtype == np.int32):
+            return None if value is None else np.ascontiguousarray(value)
+        try:
+            ids = np.asarray(value)
+        except ValueError:  # lists of different lengths
+            ids = np.empty((1, 1))
+        is_flat = ids.ndim == 1 and (ids.dtype.kind in "iu" or not len(ids))
+        if not is_flat or (len(ids) and (ids.max() >= 2**31 or ids.min() < -(2**31))):
+            raise CaptureError(
+                f"{name} of call {self.record_id!r}",
+                got=value[:8] if hasattr(value, "__getitem__") else value,
+                expected="a flat list of whole numbers below 2**31",
+                fix="Give token ids as the server sent them.",
+            )
+        return np.ascontiguousarray(ids, dtype=np.int32)
+
+    def _logprobs(self) -> Logprobs | None:
+        if self.logprobs is None:
+            return None
+        try:
+            return np.ascontiguousarray(self.logprobs, np.float32)
+        except (TypeError, ValueError) as error:
+            raise CaptureError(
+                f"logprobs of call {self.record_id!r}",
+                got=self.logprobs[:8],
+                expected="a flat list of numbers",
+                fix="Give logprobs as the server sent them.",
+            ) from error
+
+    def _token_fault(self) -> Cause | None:
+        """What of the tokens can't be right; None if nothing."""
+        sampled, logprobs = self.sampled_ids, self.logprobs
+        if self.prompt_ids is not None and not len(self.prompt_ids):
+            return "empty prompt"
+        for ids in (self.prompt_ids, sampled):
+            if ids is not None and len(ids) and np.minimum.reduce(ids) < 0:
+                return "bad ids"
+        if logprobs is None or sampled is None:
+            return None
+        if len(sampled) != len(logprobs):
+            return "mismatch"
+        if len(logprobs):  # NaN is the least and the greatest of its array, and compares as False
+            low, high = np.minimum.reduce(logprobs), np.maximum.reduce(logprobs)
+            if not (low >= _LOWEST and high <= _HIGHEST):
+                return "bad logprobs"
+        return None
 
     @property
     def key(self) -> tuple[str, int]:

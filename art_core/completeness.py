@@ -25,6 +25,8 @@ class Completeness:
     """They can be trained."""
     tokens: int = 0
     """Sampled tokens of those that are kept."""
+    rendered: int = 0
+    """Of those that are kept, how many had their prompt rendered: the server sent no ids of it."""
     left_out: Mapping[Cause, int] = field(default_factory=dict)
     """The rest, by cause."""
     notes: tuple[str, ...] = ()
@@ -41,6 +43,7 @@ class Completeness:
             self.seen + other.seen,
             self.kept + other.kept,
             self.tokens + other.tokens,
+            self.rendered + other.rendered,
             dict(Counter(self.left_out) + Counter(other.left_out)),
             self.notes + other.notes,
         )
@@ -48,6 +51,8 @@ class Completeness:
     def __str__(self) -> str:
         told = f"{self.answered} calls answered, {self.seen} seen, {self.kept} kept"
         lines = [f"{told} with {self.tokens} tokens to train"]
+        if self.rendered:
+            lines.append(f"prompts rendered by the chat template, not as sent: {self.rendered}")
         if self.left_out:
             causes = ", ".join(f"{number} {cause}" for cause, number in self.left_out.items())
             lines.append(f"left out: {causes}")
@@ -57,6 +62,7 @@ class Completeness:
         """The counts as metrics: "calls/answered", "calls/left_out/no ids", ..."""
         counts = {name: float(getattr(self, name)) for name in ("answered", "seen", "kept")}
         counts |= {f"left_out/{cause}": float(n) for cause, n in self.left_out.items()}
+        counts |= {"rendered": float(self.rendered)} if self.rendered else {}
         return {f"calls/{name}": number for name, number in counts.items()}
 
 
@@ -72,7 +78,7 @@ def completeness_of(
         chosen: keys of the calls whose Choice the user kept; None: all may be trained.
         notes: see `Completeness.notes`.
     """
-    answered = seen = kept = tokens = 0
+    answered = seen = kept = tokens = rendered = 0
     left_out: Counter[Cause] = Counter()
     for call in calls:
         cause = cause_of(call)
@@ -85,7 +91,8 @@ def completeness_of(
         elif call.sampled_ids is not None:
             kept += 1
             tokens += len(call.sampled_ids)
-    return Completeness(answered, seen, kept, tokens, dict(left_out), tuple(notes))
+            rendered += call.prompt_rendered
+    return Completeness(answered, seen, kept, tokens, rendered, dict(left_out), tuple(notes))
 
 
 def cause_of(call: ModelCall) -> Cause | None:
@@ -94,7 +101,13 @@ def cause_of(call: ModelCall) -> Cause | None:
         return call.left_out
     if call.error is not None:
         return "broken answer"
-    return None if call.trainable else "no ids"
+    if call.sampled_ids is None:
+        return "no ids"
+    if not len(call.sampled_ids):
+        return "nothing sampled"
+    if call.logprobs is None:
+        return "no logprobs"
+    return "no prompt ids" if call.prompt_ids is None else None
 
 
 _CONTEXT = frozenset[Cause](

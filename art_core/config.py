@@ -110,6 +110,15 @@ class TrainConfig(_Config):
     the loss (DeepSeek-V3.2; begin with 0.5)."""
     entropy_coef: float = 0.0
     """Weight of the mean token entropy (nats), which is maximised."""
+    entropy_target: float | None = Field(None, gt=0.0)
+    """Nats a token that the entropy is held at: the weight begins at `entropy_coef`; each update
+    raises it by `entropy_step` where the entropy is below, else lowers it, and above the target it
+    does not act. None: it stays as it is. (Skywork-OR1 uses 0.2 and 0.005.)"""
+    entropy_step: float = Field(0.005, gt=0.0)
+    """See `entropy_target`."""
+    entropy_top_share: float = Field(1.0, gt=0.0, le=1.0)
+    """Share of a step's tokens, those of the highest entropy, that the policy loss looks at
+    (arXiv:2506.01939 uses 0.2); the others count in the mean all the same."""
     aggregation: Literal["token", "sequence", "rollout", "constant"] = "token"
     """What is averaged: tokens of the step, calls, or trajectories; or the sum over calls of
     `horizon` tokens (Dr. GRPO)."""
@@ -153,6 +162,10 @@ class TrainConfig(_Config):
     """Optimizer steps a train call makes over its groups."""
     max_tokens_per_row: int = Field(4096, ge=16)
     """Positions computed at once; bounds the memory of a step."""
+    too_long: Literal["error", "drop", "cut"] = "error"
+    """What becomes of a call with more positions than a row may have: the step is refused; it is
+    left out; or its sample is cut to what fits, and left out where nothing of it would be left.
+    Both are counted ("misfit/too long", "misfit/cut")."""
     max_nonfinite_steps: int = Field(3, ge=1)
     """A step whose gradient is NaN or infinite is skipped; so many in a row are an error."""
 

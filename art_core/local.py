@@ -13,6 +13,7 @@ import atexit
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -23,11 +24,13 @@ import torch
 
 from art_core import checkpoints
 from art_core.backend import Inference, Skipped, TrainResult
+from art_core.batch.rendered import render_missing_prompts
 from art_core.batch.select import Selection, select
 from art_core.batch.supervised import Written, written_samples
 from art_core.bookmarks import Bookmark, read_bookmarks, write_bookmarks
 from art_core.config import EngineConfig, TrainConfig, TrainSFTConfig
-from art_core.engine.base import AdapterRef
+from art_core.drift import drifts
+from art_core.engine.base import AdapterRef, Tokenizer
 from art_core.engine.chat_service import ChatService
 from art_core.engine.embedded import EmbeddedEngine
 from art_core.engine.model_registry import ModelRegistry
@@ -151,6 +154,7 @@ class LocalBackend:
                 model=model.name,
                 step=run.step,
                 config=config,
+                vocab_size=run.serving.model.vocab_size,
                 running=run.trainer.running,
             )
             reference = await asyncio.to_thread(_reference, run.run, config)
@@ -204,9 +208,12 @@ class LocalBackend:
         self._run(model).bookmarks[bookmark.name] = bookmark.place
 
     async def join(self, model: TrainableModel, trajectories: Sequence[Trajectory]) -> None:
-        """As `Backend.join`."""
-        records = self._run(model).serving.service.records
-        await asyncio.to_thread(join_records, trajectories, records)
+        """As `Backend.join`; prompts that a server sent no ids of are rendered."""
+        serving = self._run(model).serving
+        await asyncio.to_thread(join_records, trajectories, serving.service.records)
+        await asyncio.to_thread(
+            render_missing_prompts, trajectories, serving.engine.tokenizer, model=model.name
+        )
 
     async def get_step(self, model: TrainableModel) -> int:
         """As `Backend.get_step`."""
@@ -357,6 +364,7 @@ class LocalBackend:
         """Keep what was played, learn from it, keep the figures."""
         played = run.step
         means = summarize(groups) if groups else {}
+        drift = await asyncio.to_thread(_drift, groups, run.serving.engine.tokenizer)
         if groups:
             await asyncio.to_thread(write_trajectories, run.run, "train", played, groups)
         result = TrainResult(played, trained=False, skipped=tuple(selection.skipped))
@@ -366,6 +374,8 @@ class LocalBackend:
             _log.info("group %d is not trained: %s", skip.group, skip.reason)
         figures = {
             **means,
+            **drift,
+            **{f"misfit/{cause}": number for cause, number in selection.misfits.items()},
             **result.metrics,
             "trained": result.trained,
             "skipped": len(result.skipped),
@@ -501,6 +511,16 @@ class LocalBackend:
             skipped=skipped,
             checkpoint_path=str(path),
         )
+
+
+def _drift(groups: Sequence[TrajectoryGroup], tokenizer: Tokenizer) -> dict[str, float]:
+    """Calls that drifted, in all and by cause; of each cause the first is shown."""
+    found = [d for group in groups for t in group for d in drifts(t.calls, tokenizer.decode)]
+    causes = Counter(drift.cause for drift in found)
+    for cause, number in causes.items():
+        first = next(drift for drift in found if drift.cause == cause)
+        _log.warning("%d calls drifted from the history they appended to: %s", number, first)
+    return {"drift": len(found), **{f"drift/{cause}": n for cause, n in causes.items()}}
 
 
 async def _to_its_end(task: asyncio.Task[T], stop: threading.Event) -> T:

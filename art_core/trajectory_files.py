@@ -44,6 +44,7 @@ _COLUMNS = {
     "call_reward": "double", "call_started": "double", "call_ended": "double", "sampling": "json",
     "origin": "json", "message": "json", "request": "json", "response": "binary",
     "prompt_ids": "ids", "sampled_ids": "ids", "logprobs": "logprobs",
+    "prompt_rendered": "bool",
 }  # fmt: skip
 _TOKENS = ("prompt_ids", "sampled_ids", "logprobs")
 
@@ -73,6 +74,7 @@ def write_trajectories(
         "logprobs": pa.list_(pa.float32()),
         "string": pa.string(),
         "binary": pa.binary(),
+        "bool": pa.bool_(),
         "double": pa.float64(),
         "int32": pa.int32(),
         "int64": pa.int64(),
@@ -196,6 +198,7 @@ def _call_row(index: int, call: ModelCall) -> Row:
         "prompt_ids": call.prompt_ids,
         "sampled_ids": call.sampled_ids,
         "logprobs": call.logprobs,
+        "prompt_rendered": call.prompt_rendered,
     }
 
 
@@ -317,8 +320,9 @@ def _call(row: Row) -> ModelCall:
         started=row["call_started"],
         ended=row["call_ended"],
         error=row["error"],
-        left_out=row.get("left_out"),  # files of older releases have no such column,
-        reward=row.get("call_reward"),  # and none such
+        left_out=row.get("left_out"),  # files of older releases have none of these three columns
+        reward=row.get("call_reward"),
+        prompt_rendered=bool(row.get("prompt_rendered")),
     )
 
 

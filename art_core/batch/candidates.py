@@ -7,15 +7,17 @@ names what is wrong; or `NotFinite`, for rewards that are a number and yet none.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, SupportsFloat
 
 from art_core.batch.advantages import overlong_penalty
 from art_core.batch.credit import Worth, worth
+from art_core.batch.fitting import Fitted, Misfit, fit
 from art_core.calls import ModelCall
 from art_core.config import TrainConfig
-from art_core.errors import GroupError, NoTrainableTokens, RewardError, StaleCall, WrongModel
+from art_core.errors import NoTrainableTokens, RewardError, StaleCall, WrongModel
 from art_core.trajectories import Trajectory
 
 
@@ -38,10 +40,19 @@ class Candidate:
     """Values of `TrainConfig.reward_parts`."""
     length: int
     """Tokens that the model sampled in it."""
+    misfits: Counter[Misfit]
+    """Its calls that were left out or cut, by cause."""
 
 
 def candidate(
-    trajectory: Trajectory, index: int, where: str, *, model: str, step: int, config: TrainConfig
+    trajectory: Trajectory,
+    index: int,
+    where: str,
+    *,
+    model: str,
+    step: int,
+    config: TrainConfig,
+    vocab_size: int | None = None,
 ) -> Candidate:
     """Check a trajectory.
 
@@ -59,20 +70,15 @@ def candidate(
     if config.overlong_limit is not None:
         limit, buffer = config.overlong_limit, config.overlong_buffer
         reward += overlong_penalty(length, limit=limit, buffer=buffer)
-    kept = [c for c in calls if not (config.mask_truncated and c.finish_reason == "length")]
+    whole = [c for c in calls if not (config.mask_truncated and c.finish_reason == "length")]
+    fitted = fit(whole, config, vocab_size=vocab_size, where=where)
+    kept = fitted.calls
     for call in kept:
         _check_age(call, step, config.max_staleness, where)
-        _check_length(call, config.max_tokens_per_row, where)
-    why_silent = None
-    if not kept:
-        why_silent = (
-            "its calls were all cut by their token limit"
-            if calls
-            else f"it ended by {trajectory.ended} before the model said anything"
-        )
+    why_silent = None if kept else _why_silent(trajectory, calls, fitted)
     own = [None if c.reward is None else _finite(c.reward, "reward of a call", where) for c in kept]
     value = worth(reward, own, config.call_rewards)
-    return Candidate(index, kept, why_silent, value, parts, length)
+    return Candidate(index, kept, why_silent, value, parts, length, fitted.misfits)
 
 
 def _finite(reward: Any, what: str, where: str) -> float:
@@ -87,6 +93,15 @@ def _finite(reward: Any, what: str, where: str) -> float:
     if not math.isfinite(reward):
         raise NotFinite(f"its {what} is {float(reward)}")
     return float(reward)
+
+
+def _why_silent(trajectory: Trajectory, calls: Sequence[ModelCall], fitted: Fitted) -> str:
+    if fitted.misfits:
+        causes = ", ".join(f"{number} {cause}" for cause, number in fitted.misfits.items())
+        return f"no call of it fits the model: {causes}"
+    if calls:
+        return "its calls were all cut by their token limit"
+    return f"it ended by {trajectory.ended} before the model said anything"
 
 
 def _calls(trajectory: Trajectory, model: str, where: str) -> list[ModelCall]:
@@ -144,17 +159,4 @@ def _check_age(call: ModelCall, step: int, allowed: int, where: str) -> None:
             f"a call of {where} was answered by step {call.step}, {step - call.step} steps ago",
             expected=f"at most max_staleness={allowed} steps behind step {step}",
             fix="Gather anew, or raise TrainConfig(max_staleness=...).",
-        )
-
-
-def _check_length(call: ModelCall, allowed: int, where: str) -> None:
-    assert call.prompt_ids is not None
-    assert call.sampled_ids is not None
-    computed = len(call.prompt_ids) + len(call.sampled_ids) - 1  # the last one predicts nothing
-    if computed > allowed:
-        raise GroupError(
-            f"a call of {where}, asked by {call.origin}, is too long for a row",
-            got=computed,
-            expected=f"at most max_tokens_per_row={allowed} tokens",
-            fix="Raise TrainConfig(max_tokens_per_row=...), or shorten the rollout.",
         )

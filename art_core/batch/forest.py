@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from art_core.batch.pack import pack
 from art_core.calls import Ids, Logprobs, ModelCall
 from art_core.errors import GroupError
 
@@ -78,6 +79,11 @@ class Sample:
         """[P + S - 1] ids that must be computed: the last sampled token predicts nothing."""
         return np.concatenate([self.prompt_ids, self.sampled_ids[:-1]])
 
+    @property
+    def positions(self) -> int:
+        """P + S - 1."""
+        return len(self.prompt_ids) + len(self.sampled_ids) - 1
+
 
 @dataclass(frozen=True, eq=False)
 class Entries:
@@ -130,69 +136,100 @@ class Row:
 
 
 def plant(samples: Sequence[Sample], max_tokens: int) -> list[Row]:
-    """Merge the samples' paths into trees and cut them into rows.
+    """Merge the samples' paths into trees and lay the trees into rows.
 
-    Samples are laid in lexicographic order of their ids, so that neighbours share the most; a row
-    is full when the next path's new positions do not fit, and the next row computes the shared
-    part again.
+    A tree that does not fit into a row is cut, and the next row computes its stem again (`pack`).
 
     Raises:
         GroupError: a single path is longer than `max_tokens`.
     """
-    paths = [sample.path for sample in samples]
-    for sample, path in zip(samples, paths, strict=True):
-        if len(path) > max_tokens:
+    if not samples:
+        return []
+    for sample in samples:
+        if sample.positions > max_tokens:
             raise GroupError(
                 f"call {sample.call} of trajectory {sample.trajectory} is too long for a row",
-                got=len(path),
+                got=sample.positions,
                 expected=f"at most max_tokens_per_row={max_tokens} tokens",
                 fix="Raise TrainConfig(max_tokens_per_row=...) or shorten the rollout.",
             )
-    # Big-endian bytes compare like the ids themselves; a prefix sorts before what extends it.
-    order = sorted(range(len(paths)), key=lambda i: paths[i].astype(">i4").tobytes())
-    rows: list[Row] = []
-    batch: list[int] = []
-    size = 0
-    for i in order:
-        new = len(paths[i]) - (common_prefix(paths[batch[-1]], paths[i]) if batch else 0)
-        if batch and size + new > max_tokens:
-            rows.append(_row([samples[j] for j in batch], [paths[j] for j in batch]))
-            batch, size, new = [], 0, len(paths[i])
-        batch.append(i)
-        size += new
-    if batch:
-        rows.append(_row([samples[j] for j in batch], [paths[j] for j in batch]))
-    return rows
+    paths = _Paths.of(samples)
+    rows = pack([len(paths.ids[i]) for i in paths.leaves], paths.shared, max_tokens)
+    return [_row(paths, row) for row in rows]
+
+
+@dataclass(frozen=True, eq=False)
+class _Paths:
+    """The samples in lexicographic order of their paths, so that neighbours share the most."""
+
+    samples: list[Sample]
+    ids: list[Ids]
+    """Path of each."""
+    leaves: list[int]
+    """Places of the paths that no other one extends. What is between two of them is the beginning
+    of the second one, so that it costs nothing."""
+    shared: list[int]
+    """Positions that each leaf has in common with the one before; 0 for the first."""
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample]) -> _Paths:
+        flat = np.concatenate([ids for s in samples for ids in (s.prompt_ids, s.sampled_ids[:-1])])
+        ends = np.cumsum([s.positions for s in samples]).tolist()
+        bounds = list(zip([0, *ends[:-1]], ends, strict=True))
+        # Big-endian bytes compare like the ids themselves; a prefix sorts before what extends it.
+        big_endian = flat.astype(">i4")
+        keys = [big_endian[a:b].tobytes() for a, b in bounds]
+        order = sorted(range(len(keys)), key=keys.__getitem__)
+        ids = [flat[slice(*bounds[i])] for i in order]
+        after = [*order[1:], None]
+        leaves = [
+            place
+            for place, (this, following) in enumerate(zip(order, after, strict=True))
+            if following is None or not keys[following].startswith(keys[this])
+        ]
+        shared = [0, *(common_prefix(ids[i], ids[i + 1]) for i in leaves[:-1])]
+        return cls([samples[i] for i in order], ids, leaves, shared)
 
 
 def common_prefix(a: Ids, b: Ids) -> int:
     """Number of leading ids that `a` and `b` share."""
     n = min(len(a), len(b))
-    differs = np.flatnonzero(a[:n] != b[:n])
-    return int(differs[0]) if len(differs) else n
+    differs = a[:n] != b[:n]
+    first = int(differs.argmax()) if n else 0
+    return first if n and differs[first] else n
 
 
-def _row(samples: Sequence[Sample], paths: Sequence[Ids]) -> Row:
-    """Build one row of paths in lexicographic order."""
-    current = np.zeros(max(map(len, paths)), dtype=np.int64)  # row position at each depth
+def _row(paths: _Paths, row: Sequence[int]) -> Row:
+    """Build one row.
+
+    Args:
+        row: which of the leaves, in order.
+    """
+    current = np.zeros(max(len(paths.ids[paths.leaves[k]]) for k in row), dtype=np.int64)
+    """Row position at each depth of the path under way."""
     ids: list[Ids] = []
     depth: list[Int] = []
     run_start: list[int] = []
     attached: list[int] = []  # row position a run hangs from; -1 for a root
+    samples: list[Sample] = []
     positions: list[Int] = []
-    size = 0
-    for i, path in enumerate(paths):
-        shared = common_prefix(paths[i - 1], path) if i else 0
+    size, before = 0, -1
+    for k in row:
+        path = paths.ids[paths.leaves[k]]
+        shared = min(paths.shared[before + 1 : k + 1]) if before >= 0 else 0
         new = len(path) - shared
-        if new:
-            run_start.append(size)
-            attached.append(int(current[shared - 1]) if shared else -1)
-            current[shared : len(path)] = np.arange(size, size + new)
-            ids.append(path[shared:])
-            depth.append(np.arange(shared, len(path)))
-            size += new
-        first = len(samples[i].prompt_ids) - 1
-        positions.append(current[first : len(path)].copy())
+        run_start.append(size)
+        attached.append(int(current[shared - 1]) if shared else -1)
+        current[shared : len(path)] = np.arange(size, size + new)
+        ids.append(path[shared:])
+        depth.append(np.arange(shared, len(path)))
+        for place in range(paths.leaves[k - 1] + 1 if k else 0, paths.leaves[k] + 1):
+            sample = paths.samples[place]
+            samples.append(sample)
+            first = len(sample.prompt_ids) - 1
+            positions.append(current[first : first + len(sample.sampled_ids)].copy())
+        size += new
+        before = k
     return Row(
         ids=np.concatenate(ids).astype(np.int64),
         depth=np.concatenate(depth),
@@ -208,16 +245,16 @@ def _segments(run_start: Int, attached: Int, size: int) -> Segments:
     end = np.append(start[1:], size)
     parent = start - 1  # a piece cut from a run continues the position before it
     parent[np.searchsorted(start, run_start)] = attached
-    subtree_end = end.copy()
-    for i in range(len(start) - 1, -1, -1):
-        if parent[i] >= 0:
-            above = int(np.searchsorted(start, parent[i], side="right")) - 1
-            subtree_end[above] = max(subtree_end[above], subtree_end[i])
-    return Segments(start=start, end=end, subtree_end=subtree_end)
+    above = (np.searchsorted(start, parent, side="right") - 1).tolist()  # -1 above a root
+    below = end.tolist()
+    for i in range(len(below) - 1, -1, -1):
+        if above[i] >= 0:
+            below[above[i]] = max(below[above[i]], below[i])
+    return Segments(start=start, end=end, subtree_end=np.array(below))
 
 
 def _entries(samples: Sequence[Sample], positions: Sequence[Int]) -> Entries:
-    lengths = np.array([len(s.sampled_ids) for s in samples])
+    lengths = [len(s.sampled_ids) for s in samples]
 
     def spread(values: Sequence[float] | Sequence[int] | Sequence[bool]) -> npt.NDArray[np.generic]:
         return np.repeat(np.asarray(values), lengths)

@@ -7,7 +7,6 @@ optimizer step. A trajectory is never split over two. Left out: rows (forest.py)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -31,10 +30,8 @@ def minibatches(
     count = min(config.minibatches, len(trajectories))
     if count > 1:
         np.random.default_rng(key).shuffle(trajectories)
-    return [
-        _weighted([s for s in samples if s.trajectory in set(part.tolist())], config)
-        for part in np.array_split(trajectories, count)
-    ]
+    dealt = [set(part.tolist()) for part in np.array_split(trajectories, count)]
+    return [_weighted([s for s in samples if s.trajectory in part], config) for part in dealt]
 
 
 def _weighted(samples: Sequence[Sample], config: TrainConfig) -> list[Sample]:
@@ -44,4 +41,5 @@ def _weighted(samples: Sequence[Sample], config: TrainConfig) -> list[Sample]:
         config.aggregation,
         horizon=config.horizon,
     )
-    return [replace(s, weight=w) for s, w in zip(samples, weights, strict=True)]
+    # `replace` takes three times as long, which shows where a step has thousands of calls.
+    return [Sample(**vars(s) | {"weight": w}) for s, w in zip(samples, weights, strict=True)]

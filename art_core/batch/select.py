@@ -7,8 +7,10 @@ that names the group and the trajectory, raised before anything changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 from art_core.backend import Skipped
 from art_core.batch.advantages import (
@@ -21,10 +23,11 @@ from art_core.batch.advantages import (
 )
 from art_core.batch.candidates import Candidate, NotFinite, candidate
 from art_core.batch.credit import places, visit_yardsticks
+from art_core.batch.fitting import Misfit
 from art_core.batch.forest import Sample
 from art_core.config import TrainConfig
 from art_core.errors import GroupError, RewardError
-from art_core.trajectories import TrajectoryGroup
+from art_core.trajectories import Trajectory, TrajectoryGroup
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ class Selection:
     """Of all trajectories, those that are trained."""
     running: float = 0.0
     """The running baseline after this step."""
+    misfits: Counter[Misfit] = field(default_factory=Counter)
+    """Calls of the trained groups that were left out or cut, by cause."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,7 @@ def select(
     step: int,
     config: TrainConfig,
     running: float = 0.0,
+    vocab_size: int | None = None,
 ) -> Selection:
     """Choose the calls of `model` and give each its advantage.
 
@@ -66,19 +72,21 @@ def select(
 
     Args:
         running: the running baseline before this step; see `TrainConfig.baseline`.
+        vocab_size: ids that the model knows; None: they are not looked at.
 
     Raises:
         RewardError: a reward is missing or no number.
         WrongModel: the calls of a trajectory are another model's.
         StaleCall: a call is older than `config.max_staleness` steps, or of a step to come.
-        GroupError: a call has more tokens than a row may have.
+        GroupError: a call has more tokens than a row may have, and `config.too_long` is "error".
         NoTrainableTokens: a completed trajectory has no call whose ids are known.
             (All but the first are reasons to leave out where `config.unfit` says so.)
     """
     skipped: list[Skipped] = []
     compared: list[_Group] = []
+    check = partial(candidate, model=model, step=step, config=config, vocab_size=vocab_size)
     for index, group in enumerate(groups):
-        found = _Group(index, list(_candidates(group, index, model, step, config, skipped)))
+        found = _Group(index, list(_candidates(group, index, check, config, skipped)))
         why = _why_not(found.candidates, len(group.exceptions), config)
         if why is None:
             compared.append(found)
@@ -105,7 +113,11 @@ def select(
     everyone = sum(len(group) for group in groups)
     share = trajectories / everyone if everyone else 0.0
     skipped.sort(key=lambda skip: skip.group)
-    return Selection(samples, skipped, trained, share, after)
+    misfits = Counter[Misfit]()
+    for found in compared:
+        for one in found.candidates:
+            misfits.update(one.misfits)
+    return Selection(samples, skipped, trained, share, after, misfits)
 
 
 # --- what takes part -----------------------------------------------------------------------------
@@ -114,8 +126,7 @@ def select(
 def _candidates(
     group: TrajectoryGroup,
     index: int,
-    model: str,
-    step: int,
+    check: Callable[[Trajectory, int, str], Candidate],
     config: TrainConfig,
     skipped: list[Skipped],
 ) -> Iterator[Candidate]:
@@ -123,7 +134,7 @@ def _candidates(
     for i, trajectory in enumerate(group):
         where = f"trajectory {i} of group {index}"
         try:
-            yield candidate(trajectory, i, where, model=model, step=step, config=config)
+            yield check(trajectory, i, where)
         except NotFinite as error:
             skipped.append(Skipped(index, f"trajectory {i}: {error}", 1))
         except RewardError:

@@ -13,12 +13,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from art_core.batch.forest import Entries, Float, Row, Sample
 from art_core.config import TrainConfig
 from art_core.nn.lora import LoraModel
 from art_core.training import kl
+from art_core.training.entropy import least_of_top
 from art_core.training.logprobs import entry_logprobs
 
 
@@ -39,6 +41,10 @@ class KnownRow:
     """Logprobs of the policy as the train call found it. None: they were not asked for."""
     reference: Float | None = None
     """None: there is no reference."""
+    entropy: Float | None = None
+    """As `now`, in nats."""
+    left_out: npt.NDArray[np.bool_] | None = None
+    """Entries that the policy loss does not look at; None: none."""
 
 
 def known_rows(
@@ -62,20 +68,21 @@ def known_rows(
     staleness = {s.call: float(s.staleness) for s in samples}
     shaped = bool(config.kl_penalty_coef) and config.kl_penalty in ("advantage", "reward")
     rows = []
+    every = shaped or config.old_logprobs == "recomputed" or config.entropy_top_share < 1.0
     with model.acting(name):
         for row in (row for update in updates for row in update):
             _check_whole(row.entries, lengths)
-            wanted = shaped or config.old_logprobs == "recomputed"
-            if wanted or (len(updates) > 1 and row.entries.distorted.any()):
-                now = _logprobs(model, row)
-            else:
-                now = None
+            now = entropy = None
+            if every or (len(updates) > 1 and row.entries.distorted.any()):
+                now, entropy = _passed(model, row)
             stale = np.array([staleness[c] for c in row.entries.call.tolist()])
-            rows.append(_begun(row, now, stale, config))
+            rows.append(replace(_begun(row, now, stale, config), entropy=entropy))
+    if config.entropy_top_share < 1.0:
+        rows = _of_high_entropy(rows, config.entropy_top_share)
     figures: dict[str, float] = {}
     if config.kl_penalty_coef:
         with _adapter(model, name, reference) as other, model.acting(other):
-            rows = [replace(row, reference=_logprobs(model, row.row)) for row in rows]
+            rows = [replace(row, reference=_passed(model, row.row)[0]) for row in rows]
     if shaped:
         rows, figures = _with_kl(rows, config)
     following = iter(rows)
@@ -97,10 +104,17 @@ def _begun(row: Row, now: Float | None, staleness: Float, config: TrainConfig) -
     return KnownRow(row, old, entries.advantage, staleness, sampler=sampler, now=now)
 
 
-def _logprobs(model: LoraModel, row: Row) -> Float:
+def _passed(model: LoraModel, row: Row) -> tuple[Float, Float]:
+    """Logprobs and entropies of the row's entries under the active adapter."""
     with torch.no_grad():
-        found: Float = entry_logprobs(model, row)[0].double().cpu().numpy()
-    return found
+        logprobs, entropies = entry_logprobs(model, row)
+    return logprobs.double().cpu().numpy(), entropies.double().cpu().numpy()
+
+
+def _of_high_entropy(rows: Sequence[KnownRow], share: float) -> list[KnownRow]:
+    columns = [row.entropy for row in rows if row.entropy is not None]
+    least = least_of_top(np.concatenate(columns), share)
+    return [replace(r, left_out=c < least) for r, c in zip(rows, columns, strict=True)]
 
 
 @contextmanager

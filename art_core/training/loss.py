@@ -40,6 +40,8 @@ class Tokens:
     """Logprob of the reference policy; None: there is no KL in the loss."""
     staleness: Tensor | None = None
     """Steps; None: 0."""
+    left_out: Tensor | None = None
+    """bool: tokens that the policy loss does not look at; None: none."""
 
     @cached_property
     def calls(self) -> Calls:
@@ -62,12 +64,19 @@ class LossParts:
     ratio_max: Tensor
 
 
-def row_loss(tokens: Tokens, config: TrainConfig) -> LossParts:
-    """Sum of weight * (mismatch weight * policy loss - entropy_coef * H + kl_penalty_coef * KL)."""
+def row_loss(
+    tokens: Tokens, config: TrainConfig, *, entropy_coef: float | None = None
+) -> LossParts:
+    """Sum of weight * (mismatch weight * policy loss - entropy_coef * H + kl_penalty_coef * KL).
+
+    Args:
+        entropy_coef: instead of that of `config`.
+    """
     policy, sums = _policy(tokens, config)
     each = policy.loss
-    if config.entropy_coef:
-        each = each - config.entropy_coef * tokens.entropy
+    coef = config.entropy_coef if entropy_coef is None else entropy_coef
+    if coef:
+        each = each - coef * tokens.entropy
     if tokens.reference is not None and config.kl_penalty_coef:
         each = each + config.kl_penalty_coef * _reference_kl(tokens, tokens.reference, config)
     loss = (tokens.weight * each).sum()
@@ -91,11 +100,13 @@ def row_loss(tokens: Tokens, config: TrainConfig) -> LossParts:
 
 def _policy(tokens: Tokens, config: TrainConfig) -> tuple[Terms, dict[str, Tensor]]:
     """The policy loss, weighted for the sampler's gap; and vectors to log."""
-    out = None
+    out = tokens.left_out
     if config.off_policy_delta is not None:
-        out = sequence_losses.drifted(
+        far = sequence_losses.drifted(
             tokens.new, tokens.old, tokens.advantage, tokens.calls, delta=config.off_policy_delta
         )
+        out = far if out is None else out | far
+    if out is not None:
         # At the old policy nothing is too big to be multiplied by 0.
         tokens = replace(tokens, new=torch.where(out, tokens.old, tokens.new))
     terms = _form(tokens, config)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from art_core.errors import CheckpointError
+from art_core.training.entropy import EntropyBonus
 
 OPTIMIZER = "optimizer.safetensors"
 STATE = "trainer.json"
@@ -29,6 +30,8 @@ class TrainerState:
     seed: int
     running: float = 0.0
     """The running baseline; see `TrainConfig.baseline`."""
+    bonus: EntropyBonus | None = None
+    """See `TrainConfig.entropy_target`; None before the first update that has one."""
 
 
 def get_moments(
@@ -88,8 +91,9 @@ def read_state(folder: Path) -> tuple[TrainerState, dict[str, Tensor]]:
 
     try:
         state = json.loads((folder / STATE).read_text("utf-8"))
-        running = float(state.get("running", 0.0))  # older checkpoints have none
-        found = TrainerState(int(state["updates"]), int(state["seed"]), running)
+        running = float(state.get("running", 0.0))  # older checkpoints have neither of these
+        bonus = None if state.get("bonus") is None else EntropyBonus(**state["bonus"])
+        found = TrainerState(int(state["updates"]), int(state["seed"]), running, bonus)
         return found, load_file(folder / OPTIMIZER)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise CheckpointError(

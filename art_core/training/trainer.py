@@ -23,6 +23,7 @@ from art_core.batch.minibatches import minibatches
 from art_core.config import TrainConfig, TrainSFTConfig
 from art_core.errors import NonFiniteStep, TrainingError
 from art_core.nn.lora import LoraModel
+from art_core.training.entropy import EntropyBonus
 from art_core.training.known import KnownRow, known_rows
 from art_core.training.logprobs import entry_logprobs
 from art_core.training.loss import LossParts, Tokens, row_loss
@@ -205,16 +206,29 @@ class Trainer:
     ) -> dict[str, float]:
         """One optimizer step."""
         self._optimizer.zero_grad(set_to_none=True)
+        bonus = self._bonus(config)
         parts = []
         for row in rows:
             watch.begin(row.row)
-            part = self._loss(row, config)
+            part = self._loss(row, config, bonus.weight)
             part.loss.backward()
             parts.append(replace(part, loss=part.loss.detach()))
             watch.end(row.row)
         figures = _figures(parts, sum(float(row.row.entries.weight.sum()) for row in rows))
         norm = self.descend(figures["loss"], config, config.learning_rate)
+        if config.entropy_target is not None:
+            bonus_after = bonus.after(
+                figures["entropy"], target=config.entropy_target, step=config.entropy_step
+            )
+            self._state = replace(self._state, bonus=bonus_after)
+            figures["entropy_coef"] = bonus.weight
         return {**figures, "grad_norm": norm}
+
+    def _bonus(self, config: TrainConfig) -> EntropyBonus:
+        """Of the update to come."""
+        if config.entropy_target is None or self._state.bonus is None:
+            return EntropyBonus(config.entropy_coef, acts=True)
+        return self._state.bonus
 
     def descend(
         self, loss: float, config: TrainConfig | TrainSFTConfig, learning_rate: float
@@ -238,7 +252,7 @@ class Trainer:
         self._state = replace(self._state, updates=self._state.updates + 1)
         return float(norm)
 
-    def _loss(self, known: KnownRow, config: TrainConfig) -> LossParts:
+    def _loss(self, known: KnownRow, config: TrainConfig, entropy_coef: float) -> LossParts:
         logprobs, entropies = entry_logprobs(self._model, known.row)
         entries = known.row.entries
 
@@ -256,8 +270,13 @@ class Trainer:
             sampler=None if known.sampler is None else tensor(known.sampler),
             reference=None if known.reference is None else tensor(known.reference),
             staleness=tensor(known.staleness),
+            left_out=(
+                None
+                if known.left_out is None
+                else torch.as_tensor(known.left_out, device=logprobs.device)
+            ),
         )
-        return row_loss(tokens, config)
+        return row_loss(tokens, config, entropy_coef=entropy_coef)
 
     def _check_gradient(self, loss: float, norm: float) -> None:
         if math.isfinite(loss) and math.isfinite(norm):

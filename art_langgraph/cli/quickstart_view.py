@@ -119,7 +119,7 @@ class Narrator:
             failed = _failed(figures["failures"])
             say(f"{head}  {reward}  {parts}  right: {tools}  {seconds}", failed)
         if not result.trained:
-            reasons = "; ".join(dict.fromkeys(skip.reason for skip in result.skipped))
+            reasons = "; ".join(result.reasons)
             say((f"            nothing was learned: {visible(reasons)}", "yellow"))
 
 

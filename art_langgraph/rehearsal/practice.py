@@ -6,7 +6,6 @@ up, so it shows that the plumbing holds for this graph, and nothing of what a mo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
@@ -85,10 +84,12 @@ async def _learn(
         await model.register(backend)
         group = art.TrajectoryGroup(play(number) for number in range(_ROLLOUTS))
         groups = await art.gather_trajectory_groups([group], progress=False)
-        config = art.TrainConfig(learning_rate=1e-3, max_tokens_per_row=32_768)
+        config = art.TrainConfig(
+            learning_rate=1e-3, max_tokens_per_row=32_768, max_nonfinite_steps=1
+        )
         result = await model.train(groups, config=config)
     tokens = sum(t.completion_tokens for t in groups[0])
-    return result.trained, tokens, "; ".join(_reasons(result))
+    return result.trained, tokens, "; ".join(result.reasons)
 
 
 async def _resume(base_model: Path, runs: Path) -> int | None:
@@ -112,10 +113,6 @@ def _model(base_model: Path, runs: Path) -> art.TrainableModel[None]:
             lora=art.LoraSettings(rank=2, alpha=4.0), sampling=art.SamplingConfig(max_tokens=32)
         ),
     )
-
-
-def _reasons(result: art.TrainResult) -> Iterator[str]:
-    yield from dict.fromkeys(skip.reason for skip in result.skipped)
 
 
 def _nothing(skipped: str) -> Finding:

@@ -111,7 +111,7 @@ def test_what_makes_no_sense_is_refused(settings: dict[str, Any], message: str) 
 )
 def test_arts_other_names_say_what_to_set(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        TrainConfig(**{name: 1})  # type: ignore[arg-type]
+        TrainConfig(**{name: 1})
 
 
 def test_arts_names_that_are_kept() -> None:

@@ -52,7 +52,7 @@ def gradient_alone(
 def gradient_packed(
     model: LoraModel, samples: list[Sample], config: TrainConfig, reference: Path | None = None
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """Read off Adam's first moment, (1 - beta1) g after one update from nothing; and the figures."""
+    """Read off Adam's first moment, (1 - beta1) g after one update from nothing; and figures."""
     trainer = Trainer(model, NAME, seed=0)
     figures = trainer.step(samples, config, reference=reference)
     state = trainer._optimizer.state
@@ -250,7 +250,7 @@ def counted(model: LoraModel) -> list[tuple[str | None, bool, bool]]:
         seen.append((model._active, torch.is_grad_enabled(), training))
         return forward(*args)
 
-    model.hidden = hidden  # type: ignore[method-assign]  # the same, counted
+    setattr(model, "hidden", hidden)  # noqa: B010 - mypy knows methods can't be assigned
     return seen
 
 

@@ -25,11 +25,13 @@ from openai.types.chat import ChatCompletion
 
 import art_core as art
 from art_core import checkpoints
+from art_core.drift import extends_ids
 from art_core.errors import (
     BaseModelError,
     CheckpointError,
     ConfigError,
     EngineError,
+    GroupError,
     ModelNotRegistered,
     NoTrainableTokens,
     RewardError,
@@ -508,9 +510,9 @@ async def test_the_reference_may_be_a_step_or_a_folder(
         assert result.metrics["kl_reference"] == pytest.approx(0, abs=1e-9)
         with pytest.raises(CheckpointError, match=r"0009.*Whole steps there: \[0, 1, 2, 3\]"):
             await model.train(second, held.model_copy(update={"kl_penalty_reference_step": 9}))
+        lost = held.model_copy(update={"kl_ref_adapter_path": str(tmp_path / "nowhere")})
         with pytest.raises(CheckpointError, match="adapter can't be read"):
-            elsewhere = str(tmp_path / "nowhere")
-            await model.train(second, held.model_copy(update={"kl_ref_adapter_path": elsewhere}))
+            await model.train(second, lost)
         assert await model.get_step() == 3
         await say(model)
 
@@ -589,6 +591,74 @@ async def test_what_cannot_be_trained_is_refused_and_changes_nothing(
             await model.train(good, CONFIG.model_copy(update={"max_staleness": 0}))
         assert await model.get_step() == 1
     assert trained_bytes(tmp_path, 1) == trained_bytes(undisturbed.runs, 1)
+
+
+async def test_bad_tokens_are_counted_and_the_rest_trains_as_if_alone(
+    tiny_llama: Path, tmp_path: Path, undisturbed: Played
+) -> None:
+    """The weights are those of a step without them; nothing is computed before they are known."""
+    good = undisturbed.groups[0]
+    call = good[0].trajectories[0].calls[0]
+    assert call.logprobs is not None
+    bad: dict[str, dict[str, Any]] = {
+        "nan": {"logprobs": call.logprobs * np.nan},
+        "positive": {"logprobs": -call.logprobs + 1},
+        "fewer": {"logprobs": call.logprobs[1:]},
+        "negative": {"prompt_ids": [-1, 2]},
+        "empty": {"prompt_ids": []},
+        "outside": {"prompt_ids": [1, 10**6]},
+        "long": {"prompt_ids": np.ones(1_000_000, np.int32)},
+    }
+    spoilt = [replace(call, record_id=name, **fields) for name, fields in bad.items()]
+    first = good[0].trajectories[0]
+    groups = [
+        art.TrajectoryGroup(
+            [first.model_copy(update={"calls": [*first.calls, *spoilt]}), *good[0].trajectories[1:]]
+        ),
+        *good[1:],
+    ]
+    async with registered(tiny_llama, tmp_path) as model:
+        with pytest.raises(
+            GroupError, match=r"trajectory 0 of group 0, .* too long for a row: got"
+        ):
+            await model.train(groups, CONFIG)
+        result = await model.train(groups, CONFIG.model_copy(update={"too_long": "drop"}))
+    assert (result.trained, result.skipped) == (True, ())
+    line = json.loads((run_folder(tmp_path) / "history.jsonl").read_text().splitlines()[-1])
+    told = {name: n for name, n in line.items() if "misfit" in name or "left_out" in name}
+    assert told == {
+        "train/misfit/too long": 1,
+        "train/misfit/outside the vocabulary": 1,
+        "train/calls/left_out/bad logprobs": 2 / 8,  # a trajectory
+        "train/calls/left_out/mismatch": 1 / 8,
+        "train/calls/left_out/bad ids": 1 / 8,
+        "train/calls/left_out/empty prompt": 1 / 8,
+    }
+    assert trained_bytes(tmp_path, 1) == trained_bytes(undisturbed.runs, 1)
+
+
+async def test_prompts_that_came_without_ids_are_rendered_and_drift_is_told(
+    tiny_llama: Path, tmp_path: Path, undisturbed: Played, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The second call of each rollout then reads the first answer's text, encoded again."""
+    groups = [
+        art.TrajectoryGroup(
+            t.model_copy(update={"calls": [replace(c, prompt_ids=None) for c in t.calls]})
+            for t in group
+        )
+        for group in undisturbed.groups[0]
+    ]
+    async with registered(tiny_llama, tmp_path) as model:
+        result = await model.train(groups, CONFIG)
+    assert result.trained
+    line = json.loads((run_folder(tmp_path) / "history.jsonl").read_text())
+    assert (line["train/calls/rendered"], line["train/calls/kept"]) == (2, 2)
+    drifted = sum(
+        not extends_ids(second, first)
+        for first, second in (t.calls for group in groups for t in group)
+    )
+    assert line["train/drift"] == drifted > 0
+    assert "calls drifted from the history they appended to: " in caplog.text
 
 
 async def test_a_model_that_is_not_registered_is_told_so(tiny_llama: Path, tmp_path: Path) -> None:

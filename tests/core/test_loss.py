@@ -112,7 +112,7 @@ def test_mismatch_weights(
     """kl_sampler is k3 of the sampler and o: mean of exp(o - m) - (o - m) - 1,
     by hand [.004837, .559603, 0, .005171, .718282], mean .257579.
     """
-    config = TrainConfig(old_logprobs="recomputed", **GRPO, **settings)  # type: ignore[arg-type]
+    config = TrainConfig(old_logprobs="recomputed", **GRPO, **settings)
     parts = row_loss(toy(sampler=SAMPLER), config)
     assert float(parts.loss.detach()) == pytest.approx(expected, abs=1e-6)
     assert float(parts.sums["kl_sampler"]) == pytest.approx(0.257579, abs=1e-6)
@@ -134,7 +134,7 @@ def test_figures_to_log() -> None:
     (rho .61 < .8, A < 0): 2 of 5. k3 of old against new is exp(n - o) - (n - o) - 1, by hand
     [.091825, .005171, .106531, 0, .091825], mean .059070. k3 to the reference is .017021.
     """
-    parts = row_loss(toy(reference=REFERENCE), TrainConfig(**GRPO))  # type: ignore[arg-type]
+    parts = row_loss(toy(reference=REFERENCE), TrainConfig(**GRPO))
     sums = {name: float(value) for name, value in parts.sums.items()}
     assert sums == pytest.approx(
         {"entropy": 0.0, "clipped": 0.4, "kl": 0.059070, "kl_reference": 0.017021}, abs=1e-6

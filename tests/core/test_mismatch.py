@@ -1,4 +1,4 @@
-"""Weights for the gap between trainer and sampler, over the clipped loss (.2, by token: .197331)."""
+"""Weights for the gap between trainer and sampler, over the clipped loss (.2, by token .197331)."""
 
 import pytest
 import torch

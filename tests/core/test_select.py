@@ -323,7 +323,8 @@ def test_groups_compared_with_the_whole_step_need_not_differ() -> None:
 def test_a_step_without_any_advantage_is_skipped_whole() -> None:
     """An update without a gradient would drift on Adam's momentum."""
     why = "all advantages of the step are 0: nothing to learn from"
-    for settings in ({"baseline": "batch"}, {"equal_groups": "keep"}):
+    both: list[dict[str, Any]] = [{"baseline": "batch"}, {"equal_groups": "keep"}]
+    for settings in both:
         selection = chosen(group(1, 1), group(1, 1, 1), **settings)
         assert selection.samples == []
         assert reasons(selection) == [(0, why, 2), (1, why, 3)]
@@ -335,7 +336,8 @@ def test_equal_groups_may_be_kept() -> None:
     """
     both = chosen(group(1, 1), group(1, 0), equal_groups="keep")
     assert [s.advantage for s in both.samples] == [0, 0, 0.5, -0.5]
-    for term in ({"kl_penalty_coef": 0.1}, {"entropy_coef": 0.01}):
+    terms: list[dict[str, Any]] = [{"kl_penalty_coef": 0.1}, {"entropy_coef": 0.01}]
+    for term in terms:
         alone = chosen(group(1, 1), equal_groups="keep", **term)
         assert [s.advantage for s in alone.samples] == [0, 0]
 

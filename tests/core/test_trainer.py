@@ -501,9 +501,14 @@ def test_the_running_baseline_is_kept(tiny_llama: Path, tmp_path: Path) -> None:
     _, fresh = trained_once(tiny_llama)
     fresh.load(tmp_path)
     assert fresh.running == 0.25
-    with pytest.raises(KeyboardInterrupt), fresh.undone_on_error():
-        fresh.running = 0.5
-        raise KeyboardInterrupt
+
+    def fail_after_learning() -> None:
+        with fresh.undone_on_error():
+            fresh.running = 0.5
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail_after_learning()
     assert fresh.running == 0.25
 
 

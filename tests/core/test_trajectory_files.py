@@ -76,6 +76,8 @@ def test_everything_of_a_trajectory_comes_back(run: RunDir) -> None:
             choice_index=i,
             sampling=Sampling(0.7, 0.9, 5, 0.1, 2, 99, ("a", "b"), 2**63 - 1, "tool_call"),
             origin=Origin("node", "ns|1", "('p', 2)", 3, 2, "planner", "run"),
+            prompt_rendered=i == 1,
+            reward=(None, 0.1, -2.0)[i],
         )
         for i in range(3)
     ]
