@@ -90,6 +90,7 @@ class ConversationFile:
         self._offsets = array("Q")
         self._drop_repeats = drop_repeats
         self._seen: set[bytes] = set()
+        self._order: tuple[object, list[int]] = (None, [])
         self._file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
         digest = hashlib.sha256()
         try:
@@ -157,16 +158,10 @@ class ConversationFile:
 
     def order(self, epoch: int, *, seed: int, window: int) -> list[int]:
         """The rows of an epoch: each drawn at random from the next `window` that are left."""
-        rng = random.Random(f"{seed}/{epoch}")
-        waiting: list[int] = []
-        order: list[int] = []
-        for index in range(len(self)):
-            waiting.append(index)
-            if len(waiting) >= window:
-                order.append(_draw(waiting, rng))
-        while waiting:
-            order.append(_draw(waiting, rng))
-        return order
+        key = (epoch, seed, window)
+        if self._order[0] != key:  # asked for every few rows, and long for a long file
+            self._order = (key, _shuffled(len(self), window, random.Random(f"{seed}/{epoch}")))
+        return self._order[1]
 
     def _take(
         self, number: int, offset: int, value: dict[str, object] | None, refusal: str | None
@@ -271,6 +266,18 @@ def _iterate(
             done = max(0, skip - epoch * len(file))
             for index in file.order(epoch, seed=seed, window=window)[done:]:
                 yield as_trajectory(file[index])
+
+
+def _shuffled(count: int, window: int, rng: random.Random) -> list[int]:
+    waiting: list[int] = []
+    order: list[int] = []
+    for index in range(count):
+        waiting.append(index)
+        if len(waiting) >= window:
+            order.append(_draw(waiting, rng))
+    while waiting:
+        order.append(_draw(waiting, rng))
+    return order
 
 
 def _draw(waiting: list[int], rng: random.Random) -> int:

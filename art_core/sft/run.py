@@ -104,6 +104,9 @@ async def train_sft_from_file(
         shuffle_buffer_size=shuffle_buffer_size,
         steps_per_checkpoint=steps_per_checkpoint,
     )
+    for what, value in (("initial_step", initial_step), ("final_step", final_step)):
+        if value is not None and value < 0:
+            raise ConfigError(what, got=value, expected="0 or more")
     if patience is not None and (eval_file is None or patience < 1):
         raise ConfigError("patience", got=patience, expected="1 or more, with an eval_file")
     with ConversationFile(file_path, drop_repeats=drop_repeats) as file:
@@ -232,7 +235,7 @@ class _Run:
         refused: NoTrainableTokens | None = None
         end = plan.rows_at(self.last)
         with progress("sft", shown=shown) as display:
-            while place.rows < end:
+            while place.rows < end and not place.stopped:
                 place = await self._look(place)
                 if place.stopped:
                     break

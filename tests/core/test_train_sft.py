@@ -181,12 +181,24 @@ async def test_the_held_out_loss_is_logged_and_stops_a_run_that_gets_worse(
     assert list(logged.values()) == result.eval_losses
     again, more = await passes(tiny_llama, tmp_path / "runs", undisturbed.file, **options)
     assert (again.finished, more, again.eval_losses) == (True, [], result.eval_losses)
+    model = small_model(tiny_llama, tmp_path / "runs")
+    async with art.LocalBackend(show_progress=False) as backend:
+        await model.register(backend)
+        await art.train_sft_from_file(model, undisturbed.file, **{**PASSES, **options})
+        await model.train_sft(conversation(), art.TrainSFTConfig(learning_rate=0.1))
+    again, more = await passes(tiny_llama, tmp_path / "runs", undisturbed.file, **options)
+    assert (again.finished, more, again.step) == (True, [], result.step + 1), "it stays stopped"
 
 
 async def test_patience_needs_a_file_to_look_at(tiny_llama: Path, tmp_path: Path) -> None:
     file = write_rows(tmp_path / "rows.jsonl")
     with pytest.raises(ConfigError, match="patience"):
         await passes(tiny_llama, tmp_path / "runs", file, patience=1)
+
+
+def conversation() -> art.Trajectory:
+    turns: list[Any] = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "ok"}]
+    return art.Trajectory(messages_and_choices=turns)
 
 
 # --- with reinforcement learning
@@ -219,18 +231,16 @@ async def test_reinforcement_learning_goes_on_from_the_warm_up(
 
 async def test_what_another_model_said_is_learned(tiny_llama: Path, tmp_path: Path) -> None:
     """`train_sft` on conversations in memory; the loss on them falls, the new step answers."""
-    turns: list[Any] = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "ok"}]
-    conversation = art.Trajectory(messages_and_choices=turns)
     model = small_model(tiny_llama, tmp_path)
     async with art.LocalBackend(show_progress=False) as backend:
         await model.register(backend)
-        before = await model.sft_loss(conversation)
+        before = await model.sft_loss(conversation())
         config = art.TrainSFTConfig(learning_rate=2e-2, batch_size=1)
-        result = await model.train_sft([conversation] * 60, config)
+        result = await model.train_sft([conversation()] * 60, config)
         assert (result.step, result.metrics["updates"]) == (1, 60)
         assert result.metrics["tokens_trained"] == 60 * 3, "o, k and the end of the turn"
         assert result.metrics["max_length"] == 512, "what the base model can read"
-        assert await model.sft_loss(conversation) < 0.1 * before
+        assert await model.sft_loss(conversation()) < 0.1 * before
         answer = (await say(model, temperature=0)).choices[0]
         assert (answer.message.content, answer.finish_reason) == ("ok", "stop")
 
@@ -239,7 +249,7 @@ async def test_rows_that_are_left_out_are_told(
     tiny_llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    turns: list[Any] = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "ok"}]
+    turns: Any = conversation().messages_and_choices
     long = [{"role": "user", "content": "x" * 600}, {**turns[1], "weight": 1, "odd": 1}]
     model = small_model(tiny_llama, tmp_path)
     async with art.LocalBackend(show_progress=False) as backend:
@@ -276,12 +286,10 @@ async def test_a_file_that_can_not_be_trained_changes_nothing(
 
 
 async def test_bookmarks_are_kept_with_the_steps(tiny_llama: Path, tmp_path: Path) -> None:
-    turns: list[Any] = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "ok"}]
-    conversation = art.Trajectory(messages_and_choices=turns)
     model = small_model(tiny_llama, tmp_path)
     async with art.LocalBackend(show_progress=False) as backend:
         await model.register(backend)
-        await model.train_sft(conversation, bookmark=Bookmark("a", {"rows": 1}))
+        await model.train_sft(conversation(), bookmark=Bookmark("a", {"rows": 1}))
         await backend.set_bookmark(model, Bookmark("b", {"rows": 2}))
         assert await backend.bookmarks(model) == {"a": {"rows": 1}, "b": {"rows": 2}}
     again = small_model(tiny_llama, tmp_path)
