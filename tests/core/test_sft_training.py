@@ -19,6 +19,7 @@ from art_core.nn.lora import LoraModel
 from art_core.training.sft import supervised_loss, train_supervised
 from art_core.training.trainer import Trainer
 from tests.core.samples import make_sample, policy_calls, random_calls
+from tests.core.test_out_of_memory import Memory
 from tests.core.test_trainer import hand_adamw, peft_twin, worst
 from tests.core.tiny_policy import (
     NAME,
@@ -163,6 +164,20 @@ def test_an_error_undoes_all_steps_of_the_call(tiny_llama: Path) -> None:
     with pytest.raises(TrainingError, match="not finite"):
         train_supervised(trainer, [answers(), [bad]], CONFIG)
     assert same_bits(weights(model), before)
+
+
+def test_memory_that_runs_out_once_is_no_matter(tiny_llama: Path) -> None:
+    """In the third row: both steps are made again in smaller rows, nothing twice."""
+    config = CONFIG.model_copy(update={"max_tokens_per_row": 40})
+    batches = [answers(0), answers(1)]
+    calm, short = tiny_policy(tiny_llama), tiny_policy(tiny_llama)
+    expected = train_supervised(Trainer(calm, NAME, seed=0), batches, config)
+    memory = Memory(short, at=3)
+    figures = train_supervised(Trainer(short, NAME, seed=0), batches, config)
+    assert max(memory.rows[3:]) < max(memory.rows[:3])
+    assert figures["loss"] == pytest.approx(expected["loss"], rel=1e-12)
+    assert figures["updates"] == 2
+    assert worst(weights(short), weights(calm)) <= 1e-10
 
 
 def test_as_many_rates_as_steps(tiny_llama: Path) -> None:
