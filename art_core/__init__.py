@@ -18,6 +18,7 @@ from art_core.config import (
     ModelConfig,
     SamplingConfig,
     TrainConfig,
+    TrainSFTConfig,
 )
 from art_core.errors import ARTError, RolloutFailure
 from art_core.gather import (
@@ -28,6 +29,9 @@ from art_core.gather import (
 from art_core.iterate import DatasetBatch, iterate_dataset
 from art_core.model import Model, TrainableModel
 from art_core.retry import retry
+from art_core.sft.file import iterate_file
+from art_core.sft.run import SFTResult, train_sft_from_file
+from art_core.sft.schedule import create_lr_schedule
 from art_core.trajectories import History, Trajectory, TrajectoryGroup
 from art_core.types import Choice, Message, Messages, MessagesAndChoices, Tools
 
@@ -53,20 +57,25 @@ __all__ = [
     "ModelConfig",
     "Origin",
     "RolloutFailure",
+    "SFTResult",
     "Sampling",
     "SamplingConfig",
     "Skipped",
     "Tools",
     "TrainConfig",
     "TrainResult",
+    "TrainSFTConfig",
     "TrainableModel",
     "Trajectory",
     "TrajectoryGroup",
+    "create_lr_schedule",
     "errors",
     "gather_trajectories",
     "gather_trajectory_groups",
     "iterate_dataset",
+    "iterate_file",
     "retry",
+    "train_sft_from_file",
     "trajectory_group_batches",
     "types",
 ]

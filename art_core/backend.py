@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from art_core.config import TrainConfig
+from art_core.bookmarks import Bookmark
+from art_core.config import TrainConfig, TrainSFTConfig
 from art_core.trajectories import Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Skipped:
     """A group, or a part of one, that was left out of a step, and why."""
 
     group: int
-    """Index in the train call's groups."""
+    """Index in the train call's groups; in supervised training, of the trajectory."""
     reason: str
     trajectories: int
 
@@ -74,6 +75,35 @@ class Backend(Protocol):
         self, model: TrainableModel, groups: Sequence[TrajectoryGroup], config: TrainConfig
     ) -> TrainResult:
         """One GRPO step over `groups`; the new step serves the next call."""
+        ...
+
+    async def train_sft(
+        self,
+        model: TrainableModel,
+        trajectories: Sequence[Trajectory],
+        config: TrainSFTConfig,
+        *,
+        bookmark: Bookmark | None = None,
+    ) -> TrainResult:
+        """Supervised training on the answers in `trajectories`; the new step serves the next call.
+
+        Args:
+            bookmark: kept in the step's checkpoint, and in those after it.
+        """
+        ...
+
+    async def sft_loss(
+        self, model: TrainableModel, trajectories: Sequence[Trajectory], config: TrainSFTConfig
+    ) -> float:
+        """Weighted mean loss of the latest step on the answers, nats a token; nothing changes."""
+        ...
+
+    async def bookmarks(self, model: TrainableModel) -> dict[str, dict[str, Any]]:
+        """Places in data files, by name, as the latest step has them."""
+        ...
+
+    async def set_bookmark(self, model: TrainableModel, bookmark: Bookmark) -> None:
+        """Keep `bookmark` in the checkpoints to come."""
         ...
 
     async def join(self, model: TrainableModel, trajectories: Sequence[Trajectory]) -> None:

@@ -208,6 +208,40 @@ class TrainConfig(_Config):
         )
 
 
+class TrainSFTConfig(_Config):
+    """One call of supervised training."""
+
+    learning_rate: float | tuple[float, ...] = 5e-5
+    """Of every optimizer step, or one for each."""
+    batch_size: int | Literal["auto"] = "auto"
+    """Trajectories an optimizer step; "auto" is 2."""
+    max_length: int | None = Field(None, ge=2)
+    """Tokens of a prompt with its answer. None: what the base model can read."""
+    too_long: Literal["drop", "cut"] = "drop"
+    """What becomes of a trajectory that has a longer one: it is left out and counted, or its answer
+    is cut there, without a token that ends it."""
+    max_grad_norm: float = Field(1.0, gt=0.0)
+    adam_betas: tuple[float, float] = (0.9, 0.99)
+    weight_decay: float = Field(0.0, ge=0.0)
+    max_tokens_per_row: int = Field(4096, ge=16)
+    """Positions computed at once, unless one answer alone needs more."""
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> TrainSFTConfig:
+        rates = self.learning_rate
+        each = rates if isinstance(rates, tuple) else (rates,)
+        if not each or min(each) <= 0:
+            raise ConfigError("learning_rate", got=rates, expected="one above 0, or a list of them")
+        if self.batch_size != "auto" and self.batch_size < 1:
+            raise ConfigError("batch_size", got=self.batch_size, expected='1 or more, or "auto"')
+        return self
+
+    @property
+    def rows_per_step(self) -> int:
+        """`batch_size` as a number."""
+        return 2 if self.batch_size == "auto" else self.batch_size
+
+
 class EngineConfig(_Config):
     """The embedded engine."""
 

@@ -71,6 +71,10 @@ class StaleCall(GroupError):
     """A call was answered by an older step than `max_staleness` allows."""
 
 
+class DataFileError(ARTError):
+    """A file of training data can't be read, or holds what can't be trained."""
+
+
 class RenderError(ARTError):
     """A conversation has no exact form under the base model's chat template."""
 

@@ -14,19 +14,21 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 
 from art_core import checkpoints
-from art_core.backend import Inference, TrainResult
+from art_core.backend import Inference, Skipped, TrainResult
 from art_core.batch.rendered import render_missing_prompts
 from art_core.batch.select import Selection, select
-from art_core.config import EngineConfig, TrainConfig
+from art_core.batch.supervised import Written, written_samples
+from art_core.bookmarks import Bookmark, read_bookmarks, write_bookmarks
+from art_core.config import EngineConfig, TrainConfig, TrainSFTConfig
 from art_core.drift import drifts
 from art_core.engine.base import AdapterRef, Tokenizer
 from art_core.engine.chat_service import ChatService
@@ -45,7 +47,8 @@ from art_core.progress import progress
 from art_core.records import RecordStore
 from art_core.rundir import RunDir
 from art_core.runlog import log_step, summarize
-from art_core.training.trainer import Trainer
+from art_core.training.sft import supervised_loss, train_supervised
+from art_core.training.trainer import OnProgress, Trainer
 from art_core.trajectories import Trajectory, TrajectoryGroup
 from art_core.trajectory_files import write_trajectories
 
@@ -75,6 +78,8 @@ class _Run:
     adapter: str
     """Name of its live adapter in the module."""
     step: int
+    bookmarks: dict[str, dict[str, Any]]
+    """Of that step, and what its next checkpoint will have."""
     training: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by the train call under way."""
     stop: threading.Event = field(default_factory=threading.Event)
@@ -99,7 +104,7 @@ class LocalBackend:
         self._registering = asyncio.Lock()
         self._adapters = count()
 
-    async def __aenter__(self) -> LocalBackend:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -156,6 +161,51 @@ class LocalBackend:
             run.stop = threading.Event()
             step = asyncio.create_task(self._step(run, groups, selection, config, reference))
             return await _to_its_end(step, run.stop)
+
+    async def train_sft(
+        self,
+        model: TrainableModel,
+        trajectories: Sequence[Trajectory],
+        config: TrainSFTConfig,
+        *,
+        bookmark: Bookmark | None = None,
+    ) -> TrainResult:
+        """As `Backend.train_sft`; writes metrics of the split "sft". Cancelled, as `train`.
+
+        Raises:
+            NoTrainableTokens: every trajectory is left out.
+            ConfigError: there are more or fewer learning rates than optimizer steps.
+            TrainingError, CheckpointError, RunFolderError: as `train`.
+        """
+        run = self._run(model)
+        async with run.training:
+            self._run(model)
+            written = await self._written(run, trajectories, config)
+            run.stop = threading.Event()
+            step = asyncio.create_task(self._step_sft(run, written, config, bookmark))
+            return await _to_its_end(step, run.stop)
+
+    async def sft_loss(
+        self, model: TrainableModel, trajectories: Sequence[Trajectory], config: TrainSFTConfig
+    ) -> float:
+        """As `Backend.sft_loss`.
+
+        Raises:
+            NoTrainableTokens: every trajectory is left out.
+        """
+        run = self._run(model)
+        written = await self._written(run, trajectories, config)
+        return await run.serving.engine.exclusive(
+            lambda module: supervised_loss(module, run.adapter, written.samples, config)
+        )
+
+    async def bookmarks(self, model: TrainableModel) -> dict[str, dict[str, Any]]:
+        """As `Backend.bookmarks`."""
+        return dict(self._run(model).bookmarks)
+
+    async def set_bookmark(self, model: TrainableModel, bookmark: Bookmark) -> None:
+        """As `Backend.set_bookmark`."""
+        self._run(model).bookmarks[bookmark.name] = bookmark.place
 
     async def join(self, model: TrainableModel, trajectories: Sequence[Trajectory]) -> None:
         """As `Backend.join`; prompts that a server sent no ids of are rendered."""
@@ -267,6 +317,8 @@ class LocalBackend:
         settings, name = model.art_config, f"live{next(self._adapters)}"
         found = await asyncio.to_thread(checkpoints.latest, folder)
 
+        places = await asyncio.to_thread(read_bookmarks, found.path) if found else {}
+
         def load(module: LoraModel) -> tuple[Trainer, int]:
             module.create_adapter(name, settings.lora, seed=settings.seed)
             try:
@@ -284,7 +336,7 @@ class LocalBackend:
             return trainer, step
 
         trainer, step = await serving.engine.exclusive(load)
-        run = _Run(model, folder, serving, trainer, name, step)
+        run = _Run(model, folder, serving, trainer, name, step, places)
         for saved in checkpoints.steps(folder):
             if saved <= step:
                 await self._serve_step(run, saved)
@@ -337,7 +389,7 @@ class LocalBackend:
     ) -> TrainResult:
         """A step that was not finite is left out, unless too many in a row were."""
         try:
-            result = await self._learn(run, selection, config, reference)
+            result = await self._learn_groups(run, selection, config, reference)
         except NonFiniteStep as error:
             run.nonfinite += 1
             if run.nonfinite >= config.max_nonfinite_steps:
@@ -356,15 +408,78 @@ class LocalBackend:
         run.nonfinite = 0
         return result
 
-    async def _learn(
+    async def _learn_groups(
         self, run: _Run, selection: Selection, config: TrainConfig, reference: Path | None
     ) -> TrainResult:
-        """Train, save, serve."""
+        rate = config.learning_rate * selection.share**config.trained_share_power
+        config = config.model_copy(update={"learning_rate": rate})
+
+        def train(tell: OnProgress) -> dict[str, float]:
+            metrics = run.trainer.step(
+                selection.samples, config, reference=reference, on_progress=tell
+            )
+            run.trainer.running = selection.running
+            return {**metrics, "groups_trained": selection.groups, "learning_rate": rate}
+
+        return await self._learn(run, train, skipped=tuple(selection.skipped))
+
+    async def _step_sft(
+        self, run: _Run, written: Written, config: TrainSFTConfig, bookmark: Bookmark | None
+    ) -> TrainResult:
+        """Learn from what was written, keep the figures."""
+        before = run.step
+        batches = written.batches(config.rows_per_step)
+        for row, why in written.left_out.items():
+            _log.info("trajectory %d is not trained: %s", row, why)
+        for text, number in written.warnings.items():
+            _log.warning("ignored: %s (%d times)", text, number)
+
+        def train(tell: OnProgress) -> dict[str, float]:
+            metrics = train_supervised(run.trainer, batches, config, on_progress=tell)
+            return {**metrics, **written.figures}
+
+        skipped = tuple(Skipped(row, why, 1) for row, why in written.left_out.items())
+        result = await self._learn(run, train, skipped=skipped, bookmark=bookmark)
+        await asyncio.to_thread(log_step, run.run, "sft", before, (), result.metrics)
+        return result
+
+    async def _written(
+        self, run: _Run, trajectories: Sequence[Trajectory], config: TrainSFTConfig
+    ) -> Written:
+        """The answers of `trajectories` as samples."""
+        if any(trajectory.calls for trajectory in trajectories):
+            await self.join(run.model, trajectories)
+        longest = run.serving.engine.context_length
+        return await asyncio.to_thread(
+            written_samples,
+            trajectories,
+            run.serving.engine.tokenizer,
+            model=run.model.name,
+            max_length=min(config.max_length or longest, longest),
+            too_long=config.too_long,
+        )
+
+    async def _learn(
+        self,
+        run: _Run,
+        train: Callable[[OnProgress], dict[str, float]],
+        *,
+        skipped: tuple[Skipped, ...],
+        bookmark: Bookmark | None = None,
+    ) -> TrainResult:
+        """Train, save, serve.
+
+        Args:
+            train: runs on the engine's owner thread; what it changes is undone if it raises.
+        """
         step = run.step + 1
         begun = time.perf_counter()
         stop = run.stop
-        rate = config.learning_rate * selection.share**config.trained_share_power
-        config = config.model_copy(update={"learning_rate": rate})
+        places = {**run.bookmarks, **({bookmark.name: bookmark.place} if bookmark else {})}
+
+        def save(folder: Path) -> None:
+            run.trainer.save(folder)
+            write_bookmarks(folder, places)
 
         def learn(module: LoraModel) -> tuple[dict[str, float], Path]:
             with run.trainer.undone_on_error(), progress("train", shown=self._show_progress) as bar:
@@ -377,13 +492,10 @@ class LocalBackend:
                         )
                     bar.show(done, total, "positions")
 
-                metrics = run.trainer.step(
-                    selection.samples, config, reference=reference, on_progress=tell
-                )
-                run.trainer.running = selection.running
-                path = checkpoints.save(run.run, step, run.trainer.save)
+                metrics = train(tell)
+                path = checkpoints.save(run.run, step, save)
             run.serving.engine.adopt(AdapterRef(run.model.name, step), run.adapter)
-            run.step = step
+            run.step, run.bookmarks = step, places
             return metrics, path
 
         run.serving.service.gate.hold()
@@ -395,13 +507,8 @@ class LocalBackend:
         return TrainResult(
             step=step,
             trained=True,
-            metrics={
-                **metrics,
-                "groups_trained": selection.groups,
-                "learning_rate": rate,
-                "step_seconds": time.perf_counter() - begun,
-            },
-            skipped=tuple(selection.skipped),
+            metrics={**metrics, "step_seconds": time.perf_counter() - begun},
+            skipped=skipped,
             checkpoint_path=str(path),
         )
 

@@ -16,8 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 from typing_extensions import TypeVar  # typing's own knows defaults from Python 3.13 on
 
 from art_core.backend import Backend, TrainResult
+from art_core.bookmarks import Bookmark
 from art_core.capture import Target
-from art_core.config import ModelConfig, TrainConfig
+from art_core.config import ModelConfig, TrainConfig, TrainSFTConfig
 from art_core.errors import ConfigError, GroupError, ModelNotRegistered
 from art_core.names import check_name
 from art_core.route import route_to
@@ -280,6 +281,47 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
         backend = self.backend()
         return await backend.train(self, _settled(groups), config or TrainConfig())
 
+    async def train_sft(
+        self,
+        trajectories: Iterable[Trajectory] | Trajectory,
+        config: TrainSFTConfig | None = None,
+        *,
+        bookmark: Bookmark | None = None,
+    ) -> TrainResult:
+        """Supervised training: one step, of an optimizer step for each `config.batch_size` of them.
+
+        All assistant messages are learned, each token with the message's "weight" (1 if it has
+        none); if some are Choices, exactly these are. Reinforcement learning goes on from the same
+        adapter, optimizer and step.
+
+        Args:
+            trajectories: conversations; rewards are not looked at.
+            config: None means the defaults.
+            bookmark: kept with the step; `train_sft_from_file` uses it.
+
+        Raises:
+            ModelNotRegistered: there is no backend yet.
+            NoTrainableTokens: nothing is left to learn; the message counts why.
+            TrainingError: the step failed; the weights are those of the last whole step.
+        """
+        return await self.backend().train_sft(
+            self, _conversations(trajectories), config or TrainSFTConfig(), bookmark=bookmark
+        )
+
+    async def sft_loss(
+        self,
+        trajectories: Iterable[Trajectory] | Trajectory,
+        config: TrainSFTConfig | None = None,
+    ) -> float:
+        """Loss of the latest step on conversations that it is not trained on, in nats a token.
+
+        Raises:
+            ModelNotRegistered, NoTrainableTokens: as `train_sft`.
+        """
+        return await self.backend().sft_loss(
+            self, _conversations(trajectories), config or TrainSFTConfig()
+        )
+
     async def log(
         self,
         trajectories: Iterable[Loggable] | Loggable | None = None,
@@ -334,3 +376,16 @@ def _settled(given: Iterable[TrajectoryGroup] | TrajectoryGroup) -> Sequence[Tra
                 fix="First: groups = await art.gather_trajectory_groups(groups).",
             )
     return groups
+
+
+def _conversations(given: Iterable[Trajectory] | Trajectory) -> list[Trajectory]:
+    trajectories = [given] if isinstance(given, Trajectory) else list(given)
+    for index, trajectory in enumerate(trajectories):
+        if not isinstance(trajectory, Trajectory):
+            raise GroupError(
+                f"item {index} of what is trained is a {type(trajectory).__name__}",
+                got=trajectory,
+                expected="an art.Trajectory",
+                fix="Give conversations: art.Trajectory(messages_and_choices=[...]).",
+            )
+    return trajectories

@@ -32,7 +32,7 @@ class Sample:
     sampled_ids: Ids
     """[S], S >= 1."""
     logprobs: Logprobs
-    """[S] of the sampler."""
+    """[S] of the sampler; NaN in an answer that was written, which only supervised steps take."""
     advantage: float
     weight: float
     """Share of each of its entries in the step's loss; see `weights.entry_weights`."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from art_core.batch.forest import Row, Sample, plant
 from art_core.batch.minibatches import minibatches
-from art_core.config import TrainConfig
+from art_core.config import TrainConfig, TrainSFTConfig
 from art_core.errors import NonFiniteStep, TrainingError
 from art_core.nn.lora import LoraModel
 from art_core.training.entropy import EntropyBonus
@@ -43,22 +43,36 @@ OnProgress = Callable[[int, int], None]
 
 
 @dataclass
-class _Watch:
+class Watch:
     """How far a try has come."""
 
-    total: int
     on_progress: OnProgress | None
+    total: int = 0
     done: int = 0
+    longest_row: int = 0
     row: int = 0
     """Positions of the row under way."""
     fitted: int = 0
     """Positions of the longest row that was done."""
+
+    def plan(self, updates: Iterable[Sequence[Row]]) -> None:
+        """Say which rows will be computed."""
+        sizes = [len(row) for rows in updates for row in rows]
+        self.total, self.longest_row = sum(sizes), max(sizes)
+        self.row = self.longest_row
+
+    def begin(self, row: Row) -> None:
+        self.row = len(row)
 
     def end(self, row: Row) -> None:
         self.done += len(row)
         self.fitted = max(self.fitted, len(row))
         if self.on_progress is not None:
             self.on_progress(self.done, self.total)
+
+
+Work = Callable[[Watch, int], dict[str, float]]
+"""Trains with rows of at most so many positions; tells the watch; returns figures."""
 
 
 class Trainer:
@@ -108,35 +122,54 @@ class Trainer:
             CheckpointError: the reference is no adapter of this base model.
         """
         begun = time.perf_counter()
-        found = self._try(samples, config, config.max_tokens_per_row, reference, on_progress)
-        if isinstance(found, OutOfMemory) and found.smaller is not None:
-            free()
-            found = self._try(samples, config, found.smaller, reference, on_progress)
-        if isinstance(found, OutOfMemory):
-            raise found.error()
+
+        def work(watch: Watch, row_size: int) -> dict[str, float]:
+            key = (self._state.seed % 2**64, self._state.updates)
+            updates = [plant(part, row_size) for part in minibatches(samples, config, key=key)]
+            watch.plan(updates)
+            return self._learn(samples, updates, config, reference, watch)
+
         return {
-            **found,
+            **self.attempt(work, samples, config.max_tokens_per_row, on_progress),
             "tokens_trained": sum(len(s.sampled_ids) for s in samples),
             "tokens_naive": sum(len(s.prompt_ids) + len(s.sampled_ids) for s in samples),
             "train_seconds": time.perf_counter() - begun,
         }
 
-    def _try(
+    def attempt(
         self,
+        work: Work,
         samples: Sequence[Sample],
-        config: TrainConfig,
         row_size: int,
-        reference: Path | None,
         on_progress: OnProgress | None,
+    ) -> dict[str, float]:
+        """Do `work`; an error undoes it.
+
+        If memory runs out, it is tried once more with rows of half the size, from the beginning.
+
+        Args:
+            samples: all that it trains.
+
+        Raises:
+            TrainingError: torch failed, or memory ran out twice.
+        """
+        longest = max(len(sample.path) for sample in samples)
+        found = self._try(work, longest, row_size, on_progress)
+        if isinstance(found, OutOfMemory) and found.smaller is not None:
+            free()
+            found = self._try(work, longest, found.smaller, on_progress)
+        if isinstance(found, OutOfMemory):
+            raise found.error()
+        return found
+
+    def _try(
+        self, work: Work, longest_call: int, row_size: int, on_progress: OnProgress | None
     ) -> dict[str, float] | OutOfMemory:
-        """Figures of the train call; or nothing has changed and no tensor is held."""
-        key = (self._state.seed % 2**64, self._state.updates)
-        updates = [plant(part, row_size) for part in minibatches(samples, config, key=key)]
-        rows = [row for update in updates for row in update]
-        watch = _Watch(sum(map(len, rows)), on_progress)
+        """Figures; or nothing has changed and no tensor is held."""
+        watch = Watch(on_progress)
         try:
             with self.undone_on_error():
-                return self._learn(samples, updates, config, reference, watch)
+                return work(watch, row_size)
         except TrainingError as error:
             if error.__cause__ is None or not is_out_of_memory(error.__cause__):
                 raise
@@ -144,8 +177,8 @@ class Trainer:
                 reason=str(error.__cause__),
                 row=watch.row,
                 fitted=watch.fitted,
-                longest_row=max(map(len, rows)),
-                longest_call=max(len(s.path) for s in samples),
+                longest_row=watch.longest_row,
+                longest_call=longest_call,
             )
 
     def _learn(
@@ -154,11 +187,10 @@ class Trainer:
         updates: Sequence[Sequence[Row]],
         config: TrainConfig,
         reference: Path | None,
-        watch: _Watch,
+        watch: Watch,
     ) -> dict[str, float]:
-        watch.row = max(len(row) for update in updates for row in update)
         known, figures = known_rows(self._model, self._name, updates, samples, config, reference)
-        with self._model.training(self._name):
+        with self.training():
             each = [self._update(rows, config, watch) for rows in known]
         mean = {key: math.fsum(f[key] for f in each) / len(each) for key in each[0]}
         return {
@@ -170,14 +202,14 @@ class Trainer:
         }
 
     def _update(
-        self, rows: Sequence[KnownRow], config: TrainConfig, watch: _Watch
+        self, rows: Sequence[KnownRow], config: TrainConfig, watch: Watch
     ) -> dict[str, float]:
         """One optimizer step."""
         self._optimizer.zero_grad(set_to_none=True)
         bonus = self._bonus(config)
         parts = []
         for row in rows:
-            watch.row = len(row.row)
+            watch.begin(row.row)
             part = self._loss(row, config, bonus.weight)
             part.loss.backward()
             parts.append(replace(part, loss=part.loss.detach()))
@@ -198,7 +230,9 @@ class Trainer:
             return EntropyBonus(config.entropy_coef, acts=True)
         return self._state.bonus
 
-    def descend(self, loss: float, config: TrainConfig, learning_rate: float) -> float:
+    def descend(
+        self, loss: float, config: TrainConfig | TrainSFTConfig, learning_rate: float
+    ) -> float:
         """Take the gradients that were gathered for `loss`: clip, update. Returns their norm.
 
         Raises:
@@ -270,6 +304,12 @@ class Trainer:
     def _named(self) -> dict[str, Tensor]:
         """The parameters under the names that they have in an adapter's file."""
         return dict(zip(self._model.adapter_weights(self._name), self._parameters, strict=True))
+
+    @contextmanager
+    def training(self) -> Iterator[LoraModel]:
+        """The model, with this adapter taking gradients."""
+        with self._model.training(self._name):
+            yield self._model
 
     @contextmanager
     def undone_on_error(self) -> Iterator[None]:

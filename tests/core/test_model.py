@@ -11,6 +11,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 import art_core as art
+from art_core.bookmarks import Bookmark
 from art_core.capture import open_scope
 from art_core.config import SamplingConfig
 from art_core.errors import ConfigError, GroupError, ModelNotRegistered
@@ -18,9 +19,10 @@ from art_core.metrics import MetricsLog
 from art_core.rundir import RunDir
 from art_core.trajectory_files import read_trajectories, trajectory_path
 from tests.stub_endpoint import Endpoint, completion, endpoint
+from tests.unsupervised import Unsupervised
 
 
-class NotingBackend:
+class NotingBackend(Unsupervised):
     """A backend that serves at an endpoint and notes what it is asked for."""
 
     def __init__(self, base_url: str = "http://127.0.0.1:1/v1") -> None:
@@ -39,6 +41,18 @@ class NotingBackend:
     ) -> art.TrainResult:
         self.step += 1
         self.noted.append(("train", model.name, list(groups), config))
+        return art.TrainResult(step=self.step, trained=True)
+
+    async def train_sft(
+        self,
+        model: art.TrainableModel,
+        trajectories: Sequence[art.Trajectory],
+        config: art.TrainSFTConfig,
+        *,
+        bookmark: Bookmark | None = None,
+    ) -> art.TrainResult:
+        self.step += 1
+        self.noted.append(("train_sft", model.name, list(trajectories), config, bookmark))
         return art.TrainResult(step=self.step, trained=True)
 
     async def join(self, model: art.TrainableModel, trajectories: Sequence[art.Trajectory]) -> None:
@@ -277,6 +291,20 @@ async def test_train_gives_groups_and_config_to_the_backend() -> None:
     assert backend.noted == [
         ("train", "agent-001", [one], art.TrainConfig()),
         ("train", "agent-001", [one, one], config),
+    ]
+
+
+async def test_train_sft_gives_conversations_and_config_to_the_backend() -> None:
+    backend = NotingBackend()
+    model = await registered(backend)
+    one = art.Trajectory()
+    mark = Bookmark("rows", {"rows": 1})
+    config = art.TrainSFTConfig(batch_size=4)
+    assert (await model.train_sft(one)).step == 1
+    assert (await model.train_sft(iter([one, one]), config, bookmark=mark)).step == 2
+    assert backend.noted == [
+        ("train_sft", "agent-001", [one], art.TrainSFTConfig(), None),
+        ("train_sft", "agent-001", [one, one], config, mark),
     ]
 
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import json
+import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from art_core.batch.template import assistant_turns, render_prompt
+from art_core.calls import Sampling
+from art_core.engine.base import Tokenizer
+from art_core.engine.prompt import build_prompt
 from art_core.engine.tokenizer import ByteTokenizer, HFTokenizer
 from art_core.errors import RenderError
+from art_core.records import TokenRecord
 
 EXTRA = ("<|s|>", "<|e|>", "<|bos|>", "<think>", "</think>", "<call>", "</call>", "<res>", "</res>")
 HEAD = "{% for m in messages %}<|s|>{{ m.role }}\n{{ m.content or '' }}"
@@ -232,6 +239,84 @@ def test_what_has_no_exact_form_is_refused(
     with pytest.raises(RenderError) as caught:
         assistant_turns(toy(template), conversation)
     assert reason in str(caught.value)
+
+
+def written(rng: random.Random, turns: int) -> list[dict[str, Any]]:
+    """A conversation of texts, calls and results, with what is hard about texts."""
+    texts = ["ok", "\n\nx", " a ", "é漢😀", "<b>\n", "l\r\n", "1.50"]
+    messages = [{"role": "system", "content": "s"}] * rng.randrange(2)
+    messages.append(user(rng.choice(texts)))
+    for _ in range(turns):
+        if rng.random() < 0.5:
+            messages += [said(rng.choice(texts)), user(rng.choice(texts))]
+            continue
+        arguments = json.dumps({"q": rng.choice(texts)}, ensure_ascii=False)
+        calls = [
+            {
+                "id": f"c{n}",
+                "type": "function",
+                "function": {"name": "look", "arguments": arguments},
+            }
+            for n in range(rng.randint(1, 2))
+        ]
+        messages.append(said(rng.choice(["", "Let me see."]), tool_calls=calls))
+        messages += [result(rng.choice(texts)) for _ in calls]
+    return [*messages, said("end")]
+
+
+def as_the_endpoint_asks(
+    tokenizer: Tokenizer, messages: list[dict[str, Any]], tools: Any
+) -> list[list[int]]:
+    """Prompt ids of each answer by the endpoint, had the model sampled what was written."""
+    records: list[TokenRecord] = []
+    for turn in assistant_turns(tokenizer, messages, tools):
+        before = messages[: turn.message]
+        prompt = build_prompt(tokenizer, before, tools, records)
+        assert prompt.drift is None
+        records.append(
+            TokenRecord(
+                record_id=f"r{turn.message}",
+                choice_index=0,
+                rollout_id="roll",
+                model="agent",
+                step=0,
+                prompt_ids=prompt.ids,
+                sampled_ids=turn.sampled_ids,
+                logprobs=np.zeros(len(turn.sampled_ids), np.float32),
+                sampling=Sampling(),
+                finish_reason="stop",
+                message=messages[turn.message],
+                request_messages=before,
+                tools=tools,
+                created=float(turn.message),
+                complete=True,
+            )
+        )
+    return [record.prompt_ids.tolist() for record in records]
+
+
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+
+
+def check_like_the_endpoint(tokenizer: Tokenizer, seed: int) -> None:
+    rng = random.Random(seed)
+    messages, tools = written(rng, 5), rng.choice([TOOLS, None])
+    turns = assistant_turns(tokenizer, messages, tools)
+    expected = as_the_endpoint_asks(tokenizer, messages, tools)
+    assert [turn.prompt_ids.tolist() for turn in turns] == expected
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_prompts_are_those_of_the_endpoint(seed: int) -> None:
+    """What is trained on is what the model will be asked with, id for id."""
+    check_like_the_endpoint(ByteTokenizer(("<|im_start|>", "<|im_end|>", "\n\n", "t\n")), seed)
+
+
+@pytest.mark.model
+def test_prompts_are_those_of_the_endpoint_with_smollm2(smollm2: Path) -> None:
+    tokenizer = HFTokenizer(smollm2)
+    for seed in range(40):
+        check_like_the_endpoint(tokenizer, seed)
 
 
 @pytest.mark.model

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 import art_core as art
 from art_core.engine.base import GenerateRequest
 from art_langgraph.cli import app
+from tests.core.sft_run import write_rows
 from tests.langgraph.scripted_shop import ScriptedBackend, written
 from tests.stub_endpoint import completion, endpoint
 
@@ -122,6 +123,48 @@ async def test_the_same_line_is_the_deployment(
     monkeypatch.setenv("ART_MODEL", "agent-001@0")
     monkeypatch.setenv("ART_API_KEY", "key")
     assert await names["serve"]("Where is my order 10437?") == "It is on its way."
+
+
+async def test_the_warm_up_learns_from_a_file_and_from_another_model(
+    names: dict[str, Any],
+    model: art.TrainableModel[Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The teacher is the scripted model; the pupil learns for real, in a blink."""
+    pytest.importorskip("torch", reason="art-langgraph[train] is not installed")
+    from art_core.nn.tiny_model import write_tiny_model
+
+    base = write_tiny_model(tmp_path / "tiny", ["Where is my order 10437? It is on its way."])
+    pupil: art.TrainableModel[Any] = art.TrainableModel(
+        name="pupil", project="readme", base_model=str(base), base_path=str(tmp_path)
+    )
+    teacher: art.Model[Any] = art.Model(
+        name="teacher",
+        project="readme",
+        inference_base_url=model.inference_base_url,
+        inference_model_name="agent-001",
+    )
+    write_rows(tmp_path / "conversations.jsonl")
+    async with art.LocalBackend(show_progress=False) as backend:
+        await pupil.register(backend)
+        await names["warm_up"](pupil)
+        assert capsys.readouterr().out.startswith("3 ")
+        result = await names["imitate"](pupil, teacher)
+    assert (result.step, result.skipped) == (4, ())
+    assert result.metrics["rows"] == 1, "the other customer's answer was wrong"
+    assert result.metrics["updates"] == 1
+
+
+def test_the_sft_command_is_shown_as_it_is_called() -> None:
+    text = README.read_text("utf-8")
+    shown = re.findall(r"art-langgraph sft (\w+) conversations.jsonl(.*)", text)
+    assert shown == [("validate", ""), ("train", " --base-model SmolLM2-135M-Instruct")]
+    for command, options in shown:
+        help_text = CliRunner().invoke(app, ["sft", command, "--help"], env={"COLUMNS": "200"})
+        assert set(re.findall(r"--[a-z-]+", options)) <= set(
+            re.findall(r"--[a-z-]+", help_text.output)
+        )
 
 
 def test_the_rehearsal_is_shown_as_it_is_called() -> None:

@@ -28,6 +28,7 @@ from art_core.trajectories import Trajectory, TrajectoryGroup
 from art_langgraph.quickstart.clientele import Clientele
 from art_langgraph.quickstart.customers import TOOLS, Customer
 from art_langgraph.quickstart.score import Score
+from tests.unsupervised import Unsupervised
 
 ENTROPY = 1.5
 """What every step of the backend says its entropy was."""
@@ -65,7 +66,7 @@ class Policy:
         return "I don't know."
 
 
-class ScriptedBackend:
+class ScriptedBackend(Unsupervised):
     """Implements `Backend` over a scripted engine. A step is learned whatever was played."""
 
     def __init__(self, script: Callable[[str, GenerateRequest], str]) -> None:
