@@ -19,13 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from art_core.batch.forest import Row, Sample, plant
+from art_core.batch.forest import Row, Sample
 from art_core.batch.minibatches import minibatches
 from art_core.config import TrainConfig
 from art_core.errors import ARTError, CheckpointError, TrainingError
 from art_core.nn.lora import LoraModel
 from art_core.training.logprobs import entry_logprobs
 from art_core.training.loss import LossParts, clipped_policy_loss
+from art_core.training.rows import rows_for
 
 OPTIMIZER = "optimizer.safetensors"
 STATE = "trainer.json"
@@ -87,7 +88,7 @@ class Trainer:
         """Rows of each optimizer step."""
         key = (self._seed % 2**64, self._updates)
         parts = minibatches(samples, config, key=key)
-        return [plant(part, config.max_tokens_per_row) for part in parts]
+        return [rows_for(self._model, part, config.max_tokens_per_row) for part in parts]
 
     def _settle_old(self, row: Row) -> Row:
         """Old logprobs of distorted entries, taken before the first of several updates."""
