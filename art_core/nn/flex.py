@@ -23,6 +23,7 @@ from art_core.nn.rows import Score
 BLOCK = 128
 """Positions of a block, of queries and of keys."""
 _LENGTHS_PER_OCTAVE = 2
+_LEAST_WIDTH = 16
 _KERNELS = 64
 """Compiled at most, over lengths, windows, soft caps and dtypes."""
 
@@ -52,8 +53,8 @@ def mask(
 
 def attend(q: Tensor, k: Tensor, v: Tensor, score: Score, mask: BlockMask) -> Tensor:
     """q: [1, Hq, N, D]; k, v: [1, Hkv, N, D] -> [1, N, Hq, D]."""
-    n, length = q.shape[2], mask.seq_lengths[0]
-    q, k, v = (torch.nn.functional.pad(x, (0, 0, 0, length - n)) for x in (q, k, v))
+    n, length, width = q.shape[2], mask.seq_lengths[0], v.shape[-1]
+    q, k, v = (_padded(x, length) for x in (q, k, v))
     has_sinks = score.sinks is not None
     with torch._dynamo.config.patch(recompile_limit=_KERNELS):
         result: Any = _compiled()(
@@ -70,7 +71,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, score: Score, mask: BlockMask) -> Te
     if score.sinks is not None:  # a key of value zero takes its share of the sum
         kept = torch.sigmoid(result[1].lse - score.sinks.float().view(1, -1, 1))
         out = out * kept.unsqueeze(-1).to(out.dtype)
-    return out[:, :, :n].transpose(1, 2)
+    return out[:, :, :n, :width].transpose(1, 2)
+
+
+def _padded(x: Tensor, length: int) -> Tensor:
+    """[1, heads, N, D] with zeros up to `length` and to the least width that kernels take."""
+    more = (0, max(0, _LEAST_WIDTH - x.shape[-1]), 0, length - x.shape[2])
+    return torch.nn.functional.pad(x, more) if any(more) else x
 
 
 @lru_cache(maxsize=1)

@@ -44,12 +44,6 @@ class Head:
             logits = torch.tanh(logits / self.cap) * self.cap
         return logits
 
-    def slope(self, logits: Tensor) -> Tensor | float:
-        """Of a logit in what the matrix gave: a number, or [n, V] where logits are capped."""
-        if self.cap is None:
-            return self.scale
-        return (1 - (logits / self.cap).square()) * self.scale
-
     def pull(self, gradient: Tensor) -> Tensor:
         """[n, V] gradient of what the matrix gave -> [n, H] gradient of the hidden states."""
         return input_gradient(self.matrix, gradient)

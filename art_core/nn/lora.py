@@ -22,8 +22,11 @@ from torch import Tensor
 from art_core.config import LoraSettings
 from art_core.errors import BaseModelError, CheckpointError, ConfigError
 from art_core.nn import rows, trees
+from art_core.nn.fused_lora import use_fused_lora
+from art_core.nn.fused_norm import use_fused_norms
 from art_core.nn.head import Head, find_head
 from art_core.nn.linear import use_onednn
+from art_core.nn.recompute import Recompute
 
 _log = logging.getLogger(__name__)
 
@@ -47,11 +50,13 @@ class LoraModel:
         """Scores are scaled products in every layer, but for windows."""
         self._causal = base.eval().requires_grad_(False)
         use_onednn(self._causal)
+        use_fused_norms(self._causal)
         self._tuner: Any = None  # peft's, once there is an adapter
         self._active: str | None = None
         self._trainable = False
         self._decoder = trees.decoder(base)
         self._head = self._find_head()
+        self._recompute = Recompute(base)
         self._rotary_limit = trees.rotary_limit(self.config)
         if self._rotary_limit is not None:
             _log.info(
@@ -154,7 +159,8 @@ class LoraModel:
         A model that does not share positions takes one sequence, and does not ask the row.
         """
         more = {"position_ids": depth.unsqueeze(0), "art_row": row} if self.shares_positions else {}
-        out = self._decoder(input_ids=ids.unsqueeze(0), use_cache=False, **more)
+        with self._recompute.for_row(len(ids)):
+            out = self._decoder(input_ids=ids.unsqueeze(0), use_cache=False, **more)
         return cast(Tensor, out.last_hidden_state[0])
 
     @property
@@ -290,6 +296,7 @@ class LoraModel:
         cast_adapter_dtype(self._causal, name)
         self._causal.eval()
         use_onednn(self._causal)
+        use_fused_lora(self._causal)
         self._trainable = True  # peft leaves a fresh adapter trainable
         self.activate(None)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from art_core.nn import flex
+from art_core.nn import flex, gpu_pieces
 from art_core.nn.attention import (
     dense,
     dense_backward,
@@ -65,6 +66,10 @@ class TreeRow:
         """As `Row.attend`."""
         if q.device.type == "cuda":
             window = self._biting(score.window)
+            if window is None and score.softcap is None and score.sinks is None:
+                pieces = self._pieces if gpu_pieces.has_kernels(q, v) else None
+                if pieces is not None:
+                    return gpu_pieces.attend(q, k, v, score.scale, pieces)
             mask = flex.mask(self._masks, self.visible_until, self.depth, window, q.device)
             return flex.attend(q, k, v, score, mask)
         return self.in_rectangles(q, k, v, score)
@@ -83,6 +88,10 @@ class TreeRow:
         if window not in self._blocks:
             self._blocks[window] = list(self._cut(window))
         return self._blocks[window]
+
+    @cached_property
+    def _pieces(self) -> list[gpu_pieces.Piece] | None:
+        return gpu_pieces.pieces(self.blocks(), len(self.depth))
 
     @property
     def visible_until(self) -> Int:

@@ -7,8 +7,11 @@ the hidden state they come from is worked out there and kept, two vectors of the
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,21 +21,27 @@ from art_core.nn.head import Head
 from art_core.nn.lora import LoraModel
 from art_core.nn.tree_row import TreeRow
 
-EXTRA_MEMORY = 0.02
-"""Of the logits of all of a row's positions, in the model's dtype: what the head may take."""
+EXTRA_MEMORY = 0.012
+"""Of the logits of all of a row's positions: what the logits of a chunk may take. What is kept of
+each entry adds to it; together they shall stay under 0.02."""
 LEAST_CHUNK = 64
 """Entries whose logits exist at once, at least: fewer waste the processor."""
 MOST_CHUNK = 1024
-_BYTES_A_LOGIT = {torch.float64: 24, torch.float32: 12}
-"""Held at the worst moment: logits, probabilities and the gradient of one of them."""
-_BYTES_A_HALF_LOGIT = 12
-"""bfloat16 and float16: logits in the model's dtype, then logits and probabilities in float32."""
 
 
 def tree_row(row: Row) -> TreeRow:
-    """The row's attention: each segment sees itself, and what lies below sees all of it."""
-    segments = row.segments
-    return TreeRow(segments.start, segments.end, segments.subtree_end, row.depth)
+    """The row's attention: each segment sees itself, and what lies below sees all of it.
+
+    A segment and its only heir are one, if nothing else hangs there.
+    """
+    start, end, below = row.segments.start, row.segments.end, row.segments.subtree_end
+    goes_on = (end[:-1] == start[1:]) & (below[:-1] == below[1:]) & (below[:-1] > end[:-1])
+    return TreeRow(
+        start[np.append(True, ~goes_on)],
+        end[np.append(~goes_on, True)],
+        below[np.append(True, ~goes_on)],
+        row.depth,
+    )
 
 
 def entry_logprobs(
@@ -54,23 +63,41 @@ def entry_logprobs(
     hidden = model.hidden(
         torch.from_numpy(row.ids).to(device), torch.from_numpy(row.depth).to(device), tree_row(row)
     )
-    entries = row.entries
-    temperature = torch.from_numpy(entries.temperature).to(device)
-    logprobs, entropies = _Entries.apply(  # type: ignore[no-untyped-call]  # torch's stub
-        hidden[torch.from_numpy(entries.position).to(device)],
+    return head_logprobs(
         model.head,
-        torch.from_numpy(entries.target).to(device),
+        hidden,
+        torch.from_numpy(row.entries.position).to(device),
+        torch.from_numpy(row.entries.target).to(device),
+        torch.from_numpy(row.entries.temperature).to(device),
+        entropy_gradient=entropy_gradient,
+    )
+
+
+def head_logprobs(
+    head: Head,
+    hidden: Tensor,
+    position: Tensor,
+    target: Tensor,
+    temperature: Tensor,
+    *,
+    entropy_gradient: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """As `entry_logprobs`: hidden [N, H] of a row, and the entries' [E] positions and targets."""
+    in_place = hidden.dtype in (torch.float32, torch.float64)
+    logprobs, entropies = _Entries.apply(  # type: ignore[no-untyped-call]  # torch's stub
+        hidden[position],
+        head,
+        target,
         torch.where(temperature == 0, torch.ones_like(temperature), temperature),
-        chunk_size(len(row), hidden.dtype),
+        chunk_size(len(hidden), held=2 if in_place or not entropy_gradient else 3),
         entropy_gradient,
     )
     return logprobs, entropies
 
 
-def chunk_size(positions: int, dtype: torch.dtype) -> int:
-    """Entries whose logits may exist at once in a row of `positions`."""
-    held = _BYTES_A_LOGIT.get(dtype, _BYTES_A_HALF_LOGIT)
-    fits = int(EXTRA_MEMORY * positions * dtype.itemsize / held)
+def chunk_size(positions: int, held: int = 2) -> int:
+    """Entries whose logits may exist at once in a row of `positions`, `held` times over."""
+    fits = int(EXTRA_MEMORY * positions / held)
     return min(max(fits // 8 * 8, LEAST_CHUNK), MOST_CHUNK)
 
 
@@ -136,30 +163,62 @@ def _chunk(
     needs_entropy: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Logprob and entropy [n], and the gradient [n, H] of each, where it is needed."""
-    logits = head.logits(hidden)
-    slope = head.slope(logits)  # of z * temperature in what the matrix gave
-    z = logits.to(temperature.dtype).div_(temperature.unsqueeze(1))
+    measure = _compiled() if hidden.device.type == "cuda" else _measure
+    logprob, entropy, picked_slope, falling, spreading = measure(
+        head.matrix(hidden), target, temperature, head.scale, head.cap, needs_logprob, needs_entropy
+    )
+    by_logprob = None
+    if falling is not None:
+        by_logprob = picked_slope.unsqueeze(1) * head.weight[target] - head.pull(falling)
+    by_entropy = None if spreading is None else head.pull(spreading)
+    return logprob, entropy, by_logprob, by_entropy
+
+
+def _measure(
+    raw: Tensor,
+    target: Tensor,
+    temperature: Tensor,
+    scale: float,
+    cap: float | None,
+    needs_logprob: bool,
+    needs_entropy: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """From what the output matrix gave, [n, V], which is overwritten.
+
+    Returns:
+        logprob and entropy [n]; the slope [n] of the target's z in its own raw value; p times each
+        z's slope [n, V], and the gradient of the entropy [n, V], both in raw's dtype.
+    """
+    z = raw.to(temperature.dtype)
+    z *= scale
+    slope: Tensor | float = scale
+    if cap is not None:
+        z = torch.tanh(z / cap)
+        slope = (1 - z.square()) * scale
+        z *= cap
+    inverse = 1 / temperature.unsqueeze(1)
+    z *= inverse
     normaliser = torch.logsumexp(z, dim=-1)
-    picked = z.gather(1, target.unsqueeze(1)).squeeze(1)
+    at = target.unsqueeze(1)
+    logprob = z.gather(1, at).squeeze(1) - normaliser
+    picked_slope = inverse * (slope if isinstance(slope, float) else slope.gather(1, at))
     z -= normaliser.unsqueeze(1)  # log p
     p = z.exp()
     entropy = -torch.linalg.vecdot(p, z)
-    by_logprob = by_entropy = None
+    slope = slope * inverse
+    spreading = falling = None
     if needs_entropy:
         z += entropy.unsqueeze(1)
         z *= p
-        by_entropy = -_pull(head, z, slope, temperature, hidden.dtype)
+        z *= -slope
+        spreading = z.to(raw.dtype)
     if needs_logprob:
-        del z
-        p.scatter_add_(1, target.unsqueeze(1), -torch.ones_like(temperature).unsqueeze(1))
-        by_logprob = -_pull(head, p, slope, temperature, hidden.dtype)
-    return picked - normaliser, entropy, by_logprob, by_entropy
+        p *= slope
+        falling = p.to(raw.dtype)
+    return logprob, entropy, picked_slope.squeeze(1), falling, spreading
 
 
-def _pull(
-    head: Head, gradient: Tensor, slope: Tensor | float, temperature: Tensor, dtype: torch.dtype
-) -> Tensor:
-    """[n, V] gradient of z -> [n, H] gradient of the hidden state. Overwrites `gradient`."""
-    gradient *= slope
-    pulled = head.pull(gradient.to(dtype))
-    return (pulled.to(temperature.dtype) / temperature.unsqueeze(1)).to(dtype)
+@lru_cache(maxsize=1)
+def _compiled() -> Callable[..., Any]:
+    """`_measure` in two passes over the logits; it is bound by memory."""
+    return torch.compile(_measure, dynamic=True)

@@ -135,7 +135,7 @@ class Trainer:
             )
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        if not all(bool(p.isfinite().all()) for p in self._parameters):
+        if not bool(torch.nn.utils.get_total_norm(self._parameters).isfinite()):
             raise TrainingError(
                 "the update made weights that are not finite",
                 got={"learning_rate": config.learning_rate},
@@ -145,7 +145,9 @@ class Trainer:
         return {**sums, "grad_norm": norm}
 
     def _loss(self, row: Row, config: TrainConfig) -> LossParts:
-        logprobs, entropies = entry_logprobs(self._model, row)
+        logprobs, entropies = entry_logprobs(
+            self._model, row, entropy_gradient=config.entropy_coef != 0
+        )
         entries = row.entries
 
         def tensor(values: object) -> Tensor:

@@ -75,7 +75,7 @@ def expected_attention(
     seen = torch.zeros(len(row), len(row), dtype=torch.bool)
     for position, path in enumerate(ancestors(row)):
         seen[position, path[-score.window :] if score.window else path] = True
-    s = s.masked_fill(~seen, float("-inf"))
+    s = s.masked_fill(~seen.to(s.device), float("-inf"))
     if score.sinks is not None:
         s = torch.cat([s, score.sinks.view(1, -1, 1, 1).expand(1, -1, len(row), 1)], dim=-1)
     p = torch.softmax(s, dim=-1)[..., : len(row)]
