@@ -29,6 +29,7 @@ from art_core.nn.attention import (
     ungroup_heads,
 )
 from art_core.nn.lora import LoraModel
+from art_core.nn.rows import Score
 
 SHARE_FROM = 32
 """A stretch that several sequences share is worth a product of its own from this length on."""
@@ -379,8 +380,9 @@ class _StepRow:
             stack.append((node, self.fresh_tokens))
             stack += [(child, None) for child in node.children.values() if child in below]
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, score: Score) -> Tensor:
         """q: [1, Hq, N, D]; k, v: [1, Hkv, N, D] -> [1, N, Hq, D]; stores k and v as it goes."""
+        scale = score.scale  # the engine takes no model whose scores are not plain
         grouped, k, v, fresh = group_heads(q, k.shape[1]), k[0], v[0], self.fresh_tokens
         for node, at in self._at.items():
             node.k[layer].copy_(k[:, at : at + len(node)])

@@ -71,3 +71,10 @@ def use_onednn(model: nn.Module) -> bool:
                 swapped.__dict__ = child.__dict__  # weights, hooks and settings stay the same
                 setattr(parent, name, swapped)
     return True
+
+
+def input_gradient(layer: nn.Linear, grad: Tensor) -> Tensor:
+    """grad [..., o] of the layer's output -> [..., i] of its input, as its own backward pass."""
+    if isinstance(layer, OneDnnLinear):
+        return _product(grad, layer.weight.t(), None)
+    return grad @ layer.weight

@@ -8,6 +8,8 @@ The module stays in eval mode, also in training: adapters have no dropout.
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
@@ -19,8 +21,14 @@ from torch import Tensor
 
 from art_core.config import LoraSettings
 from art_core.errors import BaseModelError, CheckpointError, ConfigError
-from art_core.nn import attention
+from art_core.nn import rows, trees
+from art_core.nn.fused_lora import use_fused_lora
+from art_core.nn.fused_norm import use_fused_norms
+from art_core.nn.head import Head, find_head
 from art_core.nn.linear import use_onednn
+from art_core.nn.recompute import Recompute
+
+_log = logging.getLogger(__name__)
 
 WEIGHTS = "adapter_model.safetensors"
 
@@ -35,28 +43,46 @@ class LoraModel:
 
     def __init__(self, base: Any, path: Path) -> None:
         self.path = path
-        self.config = base.config
+        self.config = base.config.get_text_config()
+        self.windows: tuple[int, ...] = ()
+        """Of its sliding layers, in positions, if positions are shared."""
+        self.is_plain = True
+        """Scores are scaled products in every layer, but for windows."""
         self._causal = base.eval().requires_grad_(False)
         use_onednn(self._causal)
-        self._head = base.get_output_embeddings()
+        use_fused_norms(self._causal)
         self._tuner: Any = None  # peft's, once there is an adapter
         self._active: str | None = None
         self._trainable = False
-        _check_head(self.config)
+        self._decoder = trees.decoder(base)
+        self._head = self._find_head()
+        self._recompute = Recompute(base)
+        self._rotary_limit = trees.rotary_limit(self.config)
+        if self._rotary_limit is not None:
+            _log.info(
+                "%s is used for up to %d positions: beyond, its rotary embeddings depend on a "
+                "sequence's length, so that keys could not be kept",
+                path.name,
+                self._rotary_limit,
+            )
 
     @classmethod
-    def load(cls, path: Path, *, dtype: torch.dtype = torch.float32) -> LoraModel:
+    def load(
+        cls,
+        path: Path,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> LoraModel:
         """Load the base model in `path`.
 
         Raises:
-            BaseModelError: it can't be loaded, or its output head is not a plain matrix.
+            BaseModelError: it can't be loaded, or makes its logits in a way that is not known.
         """
         from transformers import AutoModelForCausalLM
 
         try:
-            base = AutoModelForCausalLM.from_pretrained(
-                path, dtype=dtype, attn_implementation=attention.register(), local_files_only=True
-            )
+            base = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
         except (OSError, ValueError, KeyError) as error:
             raise BaseModelError(
                 f"base model can't be loaded ({error})",
@@ -64,12 +90,52 @@ class LoraModel:
                 expected="a causal model that transformers can load",
                 fix="Check the folder, or fetch the model again.",
             ) from error
-        return cls(base, path)
+        return cls(base.to(device), path)
+
+    def _find_head(self) -> Head:
+        hidden, logits = trees.alone(self._causal)
+        if (why_not := self._try_trees(logits)) is not None:
+            _log.warning("%s computes every call by itself: %s", self.path.name, why_not)
+        return find_head(
+            self._causal.get_output_embeddings(),
+            self.config,
+            hidden,
+            logits,
+            tolerance=trees.tolerance(self._causal.dtype),
+        )
+
+    def _try_trees(self, alone: Tensor) -> str | None:
+        """Let rows say how the model attends; or leave it as it is, and say why.
+
+        alone: logits that it gives as it is.
+        """
+        base = self._causal
+        why_not = trees.why_not_by_config(self.config)
+        if why_not is None and not base._can_set_attn_implementation():
+            why_not = "its attention can't be replaced"
+        if why_not is not None:
+            return why_not
+        own = base.config._attn_implementation
+        base.set_attn_implementation(rows.register())
+        found = trees.probe(base, self.config, alone)
+        if found.why_not is not None:
+            base.set_attn_implementation(own)
+            return found.why_not
+        scores = found.scores.values()
+        self.windows = tuple(sorted({s.window for s in scores if s.window is not None}))
+        self.is_plain = all(s.softcap is None and s.sinks is None for s in scores)
+        return None
+
+    @property
+    def shares_positions(self) -> bool:
+        """True if a row may hold trees; else each row is one sequence."""
+        return bool(self._causal.config._attn_implementation == rows.IMPLEMENTATION)
 
     @property
     def context_length(self) -> int:
-        """Positions the base model was made for."""
-        return int(self.config.max_position_embeddings)
+        """Positions the base model was made for, as far as a key does not depend on what follows."""
+        made_for = getattr(self.config, "max_position_embeddings", None)
+        return min(int(made_for or sys.maxsize), self._rotary_limit or sys.maxsize)
 
     @property
     def vocab_size(self) -> int:
@@ -87,19 +153,24 @@ class LoraModel:
     def dtype(self) -> torch.dtype:
         return cast(torch.dtype, self._head.weight.dtype)
 
-    def hidden(self, ids: Tensor, depth: Tensor, row: attention.Row) -> Tensor:
-        """ids, depth: [N] -> hidden states [N, H] under the active adapter."""
-        out = self._causal.base_model(
-            input_ids=ids.unsqueeze(0),
-            position_ids=depth.unsqueeze(0),
-            use_cache=False,
-            art_row=row,
-        )
+    def hidden(self, ids: Tensor, depth: Tensor, row: rows.Row) -> Tensor:
+        """ids, depth: [N] -> hidden states [N, H] under the active adapter.
+
+        A model that does not share positions takes one sequence, and does not ask the row.
+        """
+        more = {"position_ids": depth.unsqueeze(0), "art_row": row} if self.shares_positions else {}
+        with self._recompute.for_row(len(ids)):
+            out = self._decoder(input_ids=ids.unsqueeze(0), use_cache=False, **more)
         return cast(Tensor, out.last_hidden_state[0])
+
+    @property
+    def head(self) -> Head:
+        """What makes logits of hidden states."""
+        return self._head
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, H] -> [n, V]."""
-        return cast(Tensor, self._head(hidden))
+        return self._head.logits(hidden)
 
     # Adapters
 
@@ -235,6 +306,7 @@ class LoraModel:
         cast_adapter_dtype(self._causal, name)
         self._causal.eval()
         use_onednn(self._causal)
+        use_fused_lora(self._causal)
         self._trainable = True  # peft leaves a fresh adapter trainable
         self.activate(None)
 
@@ -303,20 +375,3 @@ def _misfit(folder: Path, reason: str, base: str) -> CheckpointError:
         expected=f"an adapter trained on {base}",
         fix="Check base_model and LoraSettings.",
     )
-
-
-def _check_head(config: Any) -> None:
-    """Rows call the output matrix directly, which is exact only if nothing follows it."""
-    for knob, neutral in (
-        ("final_logit_softcapping", None),
-        ("logit_scale", 1.0),
-        ("logits_scaling", 1.0),
-    ):
-        value = getattr(config, knob, neutral)
-        if value not in (neutral, None):
-            raise BaseModelError(
-                f"base model changes its logits after the head ({knob})",
-                got=value,
-                expected="a plain output matrix",
-                fix="Choose a base model without it for the embedded engine.",
-            )

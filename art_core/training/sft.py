@@ -14,12 +14,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from art_core.batch.forest import Row, Sample, plant
+from art_core.batch.forest import Row, Sample
 from art_core.batch.supervised import shares
 from art_core.config import TrainSFTConfig
 from art_core.errors import ConfigError
 from art_core.nn.lora import LoraModel
 from art_core.training.logprobs import entry_logprobs
+from art_core.training.rows import rows_for
 from art_core.training.trainer import OnProgress, Trainer, Watch
 
 
@@ -49,11 +50,11 @@ def train_supervised(
     samples = [sample for batch in batches for sample in batch]
 
     def work(watch: Watch, row_size: int) -> dict[str, float]:
-        # Planted twice, since the rows of all steps at once would need too much memory.
-        watch.plan(_rows(batch, row_size) for batch, _ in steps)
         with trainer.training() as model:
+            # Planted twice, since the rows of all steps at once would need too much memory.
+            watch.plan(_rows(model, batch, row_size) for batch, _ in steps)
             updates = [
-                _update(trainer, model, _rows(batch, row_size), config, rate, watch)
+                _update(trainer, model, _rows(model, batch, row_size), config, rate, watch)
                 for batch, rate in steps
             ]
         losses, norms = zip(*updates, strict=True)
@@ -97,18 +98,18 @@ def supervised_loss(
 ) -> float:
     """Weighted mean loss of `samples` under the adapter `name`, in nats a token."""
     with model.training(name), torch.no_grad():
-        rows = _rows(samples, config.max_tokens_per_row)
+        rows = _rows(model, samples, config.max_tokens_per_row)
         return math.fsum(float(_loss(model, row)) for row in rows)
 
 
-def _rows(batch: Sequence[Sample], size: int) -> list[Row]:
+def _rows(model: LoraModel, batch: Sequence[Sample], size: int) -> list[Row]:
     """Rows of at most `size` positions, unless one answer alone needs more."""
-    return plant(shares(batch), max(size, *(len(sample.path) for sample in batch)))
+    return rows_for(model, shares(batch), max(size, *(len(sample.path) for sample in batch)))
 
 
 def _loss(model: LoraModel, row: Row) -> Tensor:
     """The row's part of the step's loss."""
-    logprobs, _ = entry_logprobs(model, row)
+    logprobs, _ = entry_logprobs(model, row, entropy_gradient=False)
     weight = torch.from_numpy(row.entries.weight).to(logprobs.device, logprobs.dtype)
     return -(weight * logprobs).sum()
 

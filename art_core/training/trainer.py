@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from art_core.batch.forest import Row, Sample, plant
+from art_core.batch.forest import Row, Sample
 from art_core.batch.minibatches import minibatches
 from art_core.config import TrainConfig, TrainSFTConfig
 from art_core.errors import NonFiniteStep, TrainingError
@@ -37,6 +37,7 @@ from art_core.training.moments import (
     write_state,
 )
 from art_core.training.out_of_memory import OutOfMemory, free, is_out_of_memory
+from art_core.training.rows import rows_for
 
 OnProgress = Callable[[int, int], None]
 """Called with (positions done, positions in all)."""
@@ -125,7 +126,8 @@ class Trainer:
 
         def work(watch: Watch, row_size: int) -> dict[str, float]:
             key = (self._state.seed % 2**64, self._state.updates)
-            updates = [plant(part, row_size) for part in minibatches(samples, config, key=key)]
+            parts = minibatches(samples, config, key=key)
+            updates = [rows_for(self._model, part, row_size) for part in parts]
             watch.plan(updates)
             return self._learn(samples, updates, config, reference, watch)
 
@@ -253,7 +255,9 @@ class Trainer:
         return float(norm)
 
     def _loss(self, known: KnownRow, config: TrainConfig, entropy_coef: float) -> LossParts:
-        logprobs, entropies = entry_logprobs(self._model, known.row)
+        logprobs, entropies = entry_logprobs(
+            self._model, known.row, entropy_gradient=entropy_coef != 0
+        )
         entries = known.row.entries
 
         def tensor(values: object) -> Tensor:

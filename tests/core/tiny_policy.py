@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from art_core.batch.forest import Sample
 from art_core.config import LoraSettings
-from art_core.nn import attention
 from art_core.nn.lora import LoraModel
 
 NAME = "live"
@@ -27,7 +26,7 @@ def tiny_policy(
     folder: Path, *, dtype: torch.dtype = torch.float64, seed: int = 0, name: str = NAME
 ) -> LoraModel:
     """The model in `folder` with a LoRA of rank 4 whose B is not zero."""
-    model = LoraModel(_base(folder, dtype, attention.register()), folder)
+    model = LoraModel(_base(folder, dtype), folder)
     model.create_adapter(name, LoraSettings(rank=4, alpha=8.0), seed=seed)
     shake(model, seed, name)
     return model
@@ -54,16 +53,16 @@ def in_peft(base: Path, adapter: Path, dtype: torch.dtype) -> Any:
     """The saved adapter as peft and transformers load it, with gradients."""
     from peft import PeftModel
 
-    model = _base(base, dtype, "sdpa")
+    model = _base(base, dtype)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PeftModel asks transformers for what is deprecated
         return PeftModel.from_pretrained(model, adapter, is_trainable=True).eval()
 
 
-def _base(folder: Path, dtype: torch.dtype, attend: str) -> Any:
+def _base(folder: Path, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=attend)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
     if dtype == torch.float64:
         for parent in list(model.modules()):
             for name, child in list(parent.named_children()):

@@ -1,0 +1,92 @@
+"""Decoder layers that forget what they computed, and compute it again for the backward pass.
+
+In: a model, and how many positions a row has. Out: as many layers as have to forget for the row to
+fit in the GPU's memory; the others keep everything, since computing again costs a third of a step.
+How much a layer keeps is measured on the first row. On a CPU nothing is forgotten.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+_log = logging.getLogger(__name__)
+
+_USABLE = 0.7
+"""Of the memory that is free when a row begins: what layers may keep of it."""
+
+
+class Recompute:
+    """Chooses for each row which layers forget."""
+
+    def __init__(self, causal: Any) -> None:
+        from transformers.modeling_layers import GradientCheckpointingLayer
+
+        found = [m for m in causal.modules() if isinstance(m, GradientCheckpointingLayer)]
+        if causal.device.type != "cuda" or _has_dropout(causal.config):
+            found = []  # a layer forgets only where it believes to be trained, and would drop out
+        self._layers: list[Any] = found
+        self._kept: float | None = None
+        """Bytes that a layer keeps for a position; None until it was measured."""
+        for layer in found:
+            layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+
+    @contextmanager
+    def for_row(self, positions: int) -> Iterator[None]:
+        """Within it a forward pass with gradients fits in memory, if it can."""
+        if not self._layers or not torch.is_grad_enabled():
+            yield
+            return
+        forgetful = self._layers[self._keeping(positions) :]
+        for layer in forgetful:
+            layer.gradient_checkpointing = layer.training = True
+        try:
+            if self._kept is None:
+                with self._measured(self._layers[0], positions):
+                    yield
+            else:
+                yield
+        finally:
+            for layer in forgetful:
+                layer.gradient_checkpointing = layer.training = False
+
+    def _keeping(self, positions: int) -> int:
+        """How many layers may keep what they compute of a row; one, to be measured, of the first."""
+        if self._kept is None:
+            return 1
+        device = next(self._layers[0].parameters()).device
+        free, _ = torch.cuda.mem_get_info(device)
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(_USABLE * (free + unused) / (self._kept * positions))
+
+    @contextmanager
+    def _measured(self, layer: Any, positions: int) -> Iterator[None]:
+        """Learn what `layer` keeps while the body runs it."""
+        device = next(layer.parameters()).device
+        held: list[int] = []
+
+        def note(*_: Any) -> None:
+            held.append(torch.cuda.memory_allocated(device))
+
+        hooks = (layer.register_forward_pre_hook(note), layer.register_forward_hook(note))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if len(held) == 2:
+            self._kept = max(held[1] - held[0], 1) / positions
+            _log.info("a decoder layer keeps %.0f bytes for a position", self._kept)
+
+
+def _has_dropout(config: Any) -> bool:
+    return any(
+        "drop" in name and isinstance(value, (int, float)) and value > 0
+        for name, value in config.to_dict().items()
+    )
