@@ -105,6 +105,11 @@ def _whole_choice(part: Mapping[str, Any], position: int) -> Choice:
     message = part.get("message")
     if isinstance(message, Mapping):
         choice.message = dict(message)
+        calls = _of_kind(choice, "tool_calls", message.get("tool_calls"), list) or []
+        if not all(isinstance(call, Mapping) for call in calls):
+            choice.fault = choice.fault or f"tool_calls are {calls!r:.100}, which are no calls"
+        if choice.fault is not None:
+            del choice.message["tool_calls"]
     else:
         choice.fault = f"message is {message!r:.100}, which no completion has"
     choice.token_ids = _of_kind(choice, "token_ids", part.get("token_ids"), list)

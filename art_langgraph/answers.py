@@ -45,7 +45,7 @@ def plain_answer(response: Any) -> dict[str, Any]:
         response: parsed JSON, changed in place; or an object of OpenAI's client.
 
     Raises:
-        EngineError: it has no choice, or says that something failed.
+        EngineError: it has no choice, one of a strange shape, or says that something failed.
     """
     answer = response
     if isinstance(response, openai.BaseModel):
@@ -61,6 +61,7 @@ def plain_answer(response: Any) -> dict[str, Any]:
         raise _no_answer(choices)
     for choice in choices:
         choice.setdefault("logprobs", None)
+        choice["message"]["role"] = "assistant"  # some leave it out; it can't be another
         for call in _calls_of(choice["message"]):
             function = call["function"]
             function.setdefault("name", None)
@@ -69,8 +70,8 @@ def plain_answer(response: Any) -> dict[str, Any]:
                 function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
     for name in _HEAD:
         answer.setdefault(name, None)
-    if isinstance(usage := answer.get("usage"), dict):
-        answer["usage"] = {**dict.fromkeys(_DETAILS), **usage}
+    usage = answer.get("usage")
+    answer["usage"] = {**dict.fromkeys(_DETAILS), **usage} if isinstance(usage, dict) else None
     return answer
 
 
@@ -102,7 +103,7 @@ _DETAILS = ("completion_tokens_details", "prompt_tokens_details")
 
 def _no_answer(got: object) -> EngineError:
     return EngineError(
-        "the server's answer has no choice with a message",
+        "the server's answer has no choice with a message of a known shape",
         got=got,
         expected="a chat completion",
         fix="See that ART_BASE_URL, or the model's endpoint, is that of a model server; then "
@@ -111,7 +112,16 @@ def _no_answer(got: object) -> EngineError:
 
 
 def _has_message(choice: Any) -> bool:
-    return isinstance(choice, dict) and isinstance(choice.get("message"), dict)
+    message = choice.get("message") if isinstance(choice, dict) else None
+    if not isinstance(message, dict) or not isinstance(message.get("content") or "", str | list):
+        return False
+    calls = message.get("tool_calls") or []
+    return isinstance(calls, list) and all(map(_is_call, calls))
+
+
+def _is_call(call: Any) -> bool:
+    function = call.get("function") if isinstance(call, dict) else None
+    return isinstance(function, dict) and isinstance(function.get("name") or "", str)
 
 
 def keep_parsed(said: BaseMessage, answer: Mapping[str, Any], response: Any) -> None:
@@ -170,10 +180,7 @@ def _thought(said: AIMessage) -> dict[str, str]:
 
 
 def _calls_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The function calls of a message."""
-    calls = message.get("tool_calls")
-    listed = calls if isinstance(calls, list) else ()
-    return [c for c in listed if isinstance(c, dict) and isinstance(c.get("function"), dict)]
+    return message.get("tool_calls") or []
 
 
 def _is_broken(call: Mapping[str, Any]) -> bool:
@@ -189,16 +196,38 @@ def _invalid(name: str | None, arguments: str | None, call_id: str | None) -> In
 # --- streamed answers
 
 
-def ready_choices(event: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The choices of an event, whose absent fields become None, in place, as ChatOpenAI wants."""
+def ready_choices(event: dict[str, Any]) -> list[dict[str, Any]]:
+    """The choices of an event, whose absent fields become None, in place, as ChatOpenAI wants.
+
+    Raises:
+        EngineError: they have a shape that no completion has.
+    """
     inner = event.get("chunk")  # where OpenAI's client parses on the way
     choices = event.get("choices") or (inner.get("choices") if isinstance(inner, dict) else None)
-    for choice in choices or ():
+    if not isinstance(event.get("usage"), dict):
+        event["usage"] = None
+    if not choices:
+        return []
+    if not isinstance(choices, list) or not all(map(_has_delta, choices)):
+        raise EngineError(
+            "an event of the server's stream has a shape that no completion has",
+            got=choices,
+            fix="Look into the server's log.",
+        )
+    for choice in choices:
         delta = choice.setdefault("delta", None)
         for call in (delta or {}).get("tool_calls") or ():
             call.setdefault("index", None)
             call["function"] = call.get("function") or {}
-    return choices or []
+    return choices
+
+
+def _has_delta(choice: Any) -> bool:
+    delta = choice.get("delta") or {} if isinstance(choice, dict) else None
+    if not isinstance(delta, dict) or not isinstance(delta.get("content") or "", str | list):
+        return False
+    calls = delta.get("tool_calls") or []
+    return isinstance(calls, list) and all(isinstance(call, dict) for call in calls)
 
 
 # --- those that are put together for the caller

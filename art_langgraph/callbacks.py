@@ -222,13 +222,15 @@ class TrajectoryCallbackHandler(BaseCallbackHandler):
             return
         for listed in (self.nodes, self.tools):
             del listed[:-_LATEST]
-        by_key: tuple[dict[Any, Any], ...]
-        by_key = (self.models, self.parents, self.answered, self._tools_running)
-        for kept in by_key:
-            while len(kept) > _LATEST:
-                del kept[next(iter(kept))]
+        for kept in (self.models, self.parents, self.answered, self._tools_running):
+            _shorten(kept)
         if len(self._asked) > _LATEST:  # LangChain does not tell of a call that was cancelled
             self._asked = {i: asked for i, asked in self._asked.items() if not asked.scope.closed}
+
+
+def _shorten(kept: dict[Any, Any]) -> None:
+    while len(kept) > _LATEST:
+        del kept[next(iter(kept))]
 
 
 def _call(

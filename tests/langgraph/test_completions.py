@@ -9,6 +9,7 @@ import openai
 import pytest
 from langchain_core.messages import BaseMessage
 from langchain_openai import ChatOpenAI
+from openai.types.completion_usage import PromptTokensDetails
 from pydantic import BaseModel
 
 from art_core.capture import open_scope
@@ -136,6 +137,7 @@ def test_what_the_client_refuses_is_refused_in_its_words(payload: dict[str, Any]
 
 # --- what LangChain makes of it
 
+DETAILS = PromptTokensDetails(cached_tokens=2).model_dump()
 USAGE: dict[str, Any] = {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
 ODD_CALLS = [CALL, {"id": "c2", "type": "function", "function": {"name": "now"}}]
 ANSWERS: dict[str, dict[str, Any]] = {
@@ -157,7 +159,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
     "details": completion(
         "x",
         None,
-        usage={**USAGE, "prompt_tokens_details": {"cached_tokens": 2}},
+        usage={**USAGE, "prompt_tokens_details": DETAILS},
         service_tier="flex",
         system_fingerprint="fp",
         id=None,

@@ -113,7 +113,7 @@ async def test_content_in_blocks_goes_on_from_what_was_said(version: str) -> Non
     [
         [
             AIMessage("", additional_kwargs={"function_call": {"name": "f", "arguments": "{}"}}),
-            FunctionMessage("r", name="f"),
+            FunctionMessage(content="r", name="f"),
         ],
         [
             AIMessage("", tool_calls=[{"name": "f", "args": {}, "id": "c"}]),
