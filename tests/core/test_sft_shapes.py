@@ -171,6 +171,17 @@ def test_what_is_ignored_is_told_once() -> None:
     )
 
 
+def test_what_is_context_only_may_be_broken() -> None:
+    broken = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"q'}}
+    messages = [
+        USER,
+        {"role": "assistant", "tool_calls": [broken], "weight": 0},
+        {"role": "assistant", "content": "", "weight": 0},
+        {"role": "assistant", "content": "a"},
+    ]
+    assert check_conversation(messages).trained == [3]
+
+
 USER = {"role": "user", "content": "q"}
 
 
