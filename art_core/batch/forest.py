@@ -79,11 +79,6 @@ class Sample:
         """[P + S - 1] ids that must be computed: the last sampled token predicts nothing."""
         return np.concatenate([self.prompt_ids, self.sampled_ids[:-1]])
 
-    @property
-    def positions(self) -> int:
-        """P + S - 1."""
-        return len(self.prompt_ids) + len(self.sampled_ids) - 1
-
 
 @dataclass(frozen=True, eq=False)
 class Entries:
@@ -145,22 +140,27 @@ def plant(samples: Sequence[Sample], max_tokens: int) -> list[Row]:
     """
     if not samples:
         return []
-    for sample in samples:
-        if sample.positions > max_tokens:
-            raise GroupError(
-                f"call {sample.call} of trajectory {sample.trajectory} is too long for a row",
-                got=sample.positions,
-                expected=f"at most max_tokens_per_row={max_tokens} tokens",
-                fix="Raise TrainConfig(max_tokens_per_row=...) or shorten the rollout.",
-            )
+    longest = max(samples, key=_positions)
+    if _positions(longest) > max_tokens:
+        raise GroupError(
+            f"call {longest.call} of trajectory {longest.trajectory} is too long for a row",
+            got=_positions(longest),
+            expected=f"at most max_tokens_per_row={max_tokens} tokens",
+            fix='Raise TrainConfig(max_tokens_per_row=...), or set too_long="drop" or "cut".',
+        )
     paths = _Paths.of(samples)
     rows = pack([len(paths.ids[i]) for i in paths.leaves], paths.shared, max_tokens)
     return [_row(paths, row) for row in rows]
 
 
+def _positions(sample: Sample) -> int:
+    """P + S - 1."""
+    return len(sample.prompt_ids) + len(sample.sampled_ids) - 1
+
+
 @dataclass(frozen=True, eq=False)
 class _Paths:
-    """The samples in lexicographic order of their paths, so that neighbours share the most."""
+    """The samples in an order of their paths in which neighbours share the most."""
 
     samples: list[Sample]
     ids: list[Ids]
@@ -173,14 +173,11 @@ class _Paths:
 
     @classmethod
     def of(cls, samples: Sequence[Sample]) -> _Paths:
-        flat = np.concatenate([ids for s in samples for ids in (s.prompt_ids, s.sampled_ids[:-1])])
-        ends = np.cumsum([s.positions for s in samples]).tolist()
-        bounds = list(zip([0, *ends[:-1]], ends, strict=True))
-        # Big-endian bytes compare like the ids themselves; a prefix sorts before what extends it.
-        big_endian = flat.astype(">i4")
-        keys = [big_endian[a:b].tobytes() for a, b in bounds]
+        # Bytes have an order in which a prefix comes right before what extends it; that it is not
+        # the order of the numbers does not matter.
+        keys = [s.prompt_ids.tobytes() + s.sampled_ids[:-1].tobytes() for s in samples]
         order = sorted(range(len(keys)), key=keys.__getitem__)
-        ids = [flat[slice(*bounds[i])] for i in order]
+        ids = [np.frombuffer(keys[i], np.int32) for i in order]
         after = [*order[1:], None]
         leaves = [
             place

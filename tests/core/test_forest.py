@@ -174,8 +174,10 @@ def test_common_prefix(a: list[int], b: list[int], expected: int) -> None:
     assert common_prefix(np.array(a, np.int32), np.array(b, np.int32)) == expected
 
 
-def test_big_ids_sort_like_numbers() -> None:
-    """Ids above 255 and 65535 share their stem whatever their bytes are."""
-    prompts = [[256, 70_000], [256, 1], [255, 70_000], [256, 70_001]]
-    (row,) = plant([make_sample(p, [0], call=i) for i, p in enumerate(prompts)], 100)
-    assert row.ids.tolist() == [255, 70_000, 256, 1, 70_000, 70_001]
+def test_ids_share_a_stem_whatever_their_bytes_are() -> None:
+    """Ids on both sides of 255 and 65535, where their lowest bytes are the same."""
+    prompts = [[256, 70_000], [256, 1], [0, 70_000], [256, 70_001], [65_536, 1], [256, 257]]
+    samples = [make_sample(p, [0], call=i) for i, p in enumerate(prompts)]
+    (row,) = plant(samples, 100)
+    check(samples, [row])
+    assert len(row) == 3 + 6  # roots 256, 0 and 65,536
