@@ -61,7 +61,7 @@ def drifts(calls: Sequence[ModelCall], decode: Decode | None = None) -> list[Dri
         if call.error is None and call.prompt_ids is not None:
             parents = _parents(call, known)
             if parents and not any(extends_ids(call, parent) for parent in parents):
-                found.append(drift(call, parents[0], decode))
+                found.append(drift_between(call, parents[0], decode))
             if call.sampled_ids is not None:
                 known.append(call)
     return found
@@ -105,7 +105,7 @@ def _had(call: ModelCall) -> Ids:
     return np.concatenate([call.prompt_ids, call.sampled_ids])
 
 
-def drift(call: ModelCall, parent: ModelCall, decode: Decode | None = None) -> Drift:
+def drift_between(call: ModelCall, parent: ModelCall, decode: Decode | None = None) -> Drift:
     """How `call` drifts from `parent`, which it goes on from by its messages; both have ids."""
     assert call.prompt_ids is not None
     had, reads = _had(parent), call.prompt_ids

@@ -35,7 +35,7 @@ from art_langgraph.messages import mend_tool_calls
 from art_langgraph.rebuilt import FOUND_AT_CALL, NOT_GIVEN, NOT_OURS, RebuiltChat
 from art_langgraph.routing import NAME, find_route, lost_call, note_stray_call
 from art_langgraph.stand_in import settings_for
-from art_langgraph.training_payload import check_training_payload
+from art_langgraph.training_payload import check_recorded_payload, check_training_payload
 
 
 class ChatArt(DescribedChat, RebuiltChat):
@@ -227,6 +227,7 @@ class ChatArt(DescribedChat, RebuiltChat):
             if route.target.token_data:
                 asked = input_ if isinstance(input_, list) else []  # LangChain's paths give a list
                 payload["messages"] = answers.give_back_reasoning(payload["messages"], asked)
+            check_recorded_payload(payload, route)
             if route.target.trains:
                 check_training_payload(payload, route)
         return payload

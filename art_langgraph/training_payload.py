@@ -1,7 +1,8 @@
-"""What a graph asks of a policy in training, checked before it is sent.
+"""What a graph asks of a recorded policy, checked before it is sent.
 
 In: the payload of a call, and its route. Out: an error where it can't be trained on, one warning
-where training samples in its own way. It changes nothing: `art_core.route` does, at the wire.
+where training samples, or recording asks, in its own way. It changes nothing: `art_core.route`
+does, at the wire.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def check_training_payload(payload: Mapping[str, Any], route: Route) -> None:
             fix="Leave model= out of the call. A second model is ChatArt(role=...) with "
             "rollout(..., models={role: model}).",
         )
-    asked = {**payload, **(payload.get("extra_body") or {})}
+    asked = _asked(payload)
     if (asked.get("n") or 1) > 1:
         raise ConfigError(
             "a policy in training answers once a call",
@@ -41,22 +42,40 @@ def check_training_payload(payload: Mapping[str, Any], route: Route) -> None:
             expected="n=1",
             fix="Call it several times: each answer is then a call of its own.",
         )
-    _warn_once(overridden(asked, route.target), route)
+    _warn_once(
+        overridden(asked, route.target),
+        f"training samples with the model's SamplingConfig ({route.target.sampling!r}) instead, so "
+        "that a group's rollouts differ. Evaluation and production keep the setting.",
+        route,
+    )
 
 
-def _warn_once(settings: Mapping[str, Any], route: Route) -> None:
+def check_recorded_payload(payload: Mapping[str, Any], route: Route) -> None:
+    """Warn where a graph wants no logprobs: a call that is recorded asks for them."""
+    if (
+        route.scope is not None
+        and route.target.token_data
+        and _asked(payload).get("logprobs") is False
+    ):
+        _warn_once(
+            {"logprobs": False},
+            "a call that is recorded asks the server for them all the same, since nothing could be "
+            "trained without; the answer that the graph is given has none.",
+            route,
+        )
+
+
+def _asked(payload: Mapping[str, Any]) -> dict[str, Any]:
+    return {**payload, **(payload.get("extra_body") or {})}
+
+
+def _warn_once(settings: Mapping[str, Any], instead: str, route: Route) -> None:
     """Say once in a process and node that such settings are not used, whatever their values."""
     mine, key = object(), (str(route.origin), *sorted(settings))
     if not settings or _WARNED.setdefault(key, mine) is not mine:
         return
     asked = ", ".join(f"{name}={value!r}" for name, value in settings.items())
-    warnings.warn(
-        f"{route.origin} asks for {asked}; training samples with the model's SamplingConfig "
-        f"({route.target.sampling!r}) instead, so that a group's rollouts differ. Evaluation and "
-        "production keep the setting.",
-        SamplingOverridden,
-        stacklevel=3,
-    )
+    warnings.warn(f"{route.origin} asks for {asked}; {instead}", SamplingOverridden, stacklevel=4)
 
 
 _WARNED: dict[tuple[str, ...], object] = {}

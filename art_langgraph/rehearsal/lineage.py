@@ -11,9 +11,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from art_core.calls import ModelCall
+from art_core.drift import drift_between, extends_ids
 from art_core.engine.api_errors import ApiError
 from art_core.engine.messages import template_messages, turn_keys
 
@@ -66,15 +65,9 @@ def _end(call: ModelCall) -> bytes | None:
 
 
 def _drift(parent: ModelCall, call: ModelCall) -> str | None:
-    if not (parent.trainable and call.trainable):
+    if not (parent.trainable and call.trainable) or extends_ids(call, parent):
         return None
-    assert parent.prompt_ids is not None
-    assert parent.sampled_ids is not None
-    assert call.prompt_ids is not None
-    head = np.concatenate([parent.prompt_ids, parent.sampled_ids])
-    if np.array_equal(call.prompt_ids[: len(head)], head):
-        return None
-    return _told_drift(call) or "its prompt ids are others"
+    return _told_drift(call) or drift_between(call, parent).cause
 
 
 def _told_drift(call: ModelCall) -> str | None:

@@ -292,7 +292,7 @@ async def test_tokens_that_do_not_go_on_are_drift() -> None:
         found = check(await perform(graphs.rewriting(), player, [HELLO], group=1))
     (finding,) = of(found, "token-in")
     assert finding.status == "warn"
-    assert "think: its prompt ids are others" in finding.what
+    assert "think: answer rewritten" in finding.what
 
 
 async def test_a_server_without_token_ids_fails_and_the_node_is_named() -> None:
