@@ -139,11 +139,15 @@ def _calls(calls: object, i: int, *, is_learned: bool) -> list[dict[str, Any]]:
 def _call(call: object, i: int, place: int, *, is_learned: bool) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
-    if not isinstance(call, dict) or not isinstance(function, dict) or not isinstance(name, str):
+    if not isinstance(call, dict) or not isinstance(function, dict) or not _is_name(name):
         raise ValueError(f"tool call {place} of message {i} names no function: {shown(call)}")
     if is_learned:
         _check_arguments(function.get("arguments"), f"tool call {place} of message {i}")
     return {"id": f"call_{i}_{place}", "type": "function", **call}
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
 
 
 def _check_arguments(arguments: object, where: str) -> None:
@@ -166,7 +170,7 @@ def _tools(tools: object) -> Tools | None:
     found = []
     for place, tool in enumerate(tools):
         function = tool.get("function", tool) if isinstance(tool, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        if not isinstance(function, dict) or not _is_name(function.get("name")):
             raise ValueError(f"tool {place} has no name: {shown(tool)}")
         parameters = function.get("parameters")
         if parameters is not None and not isinstance(parameters, dict):

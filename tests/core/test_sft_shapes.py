@@ -229,6 +229,10 @@ USER = {"role": "user", "content": "q"}
             "must be an object",
         ),
         ({"messages": alternating((1, 1)), "tools": [{"type": "function"}]}, "tool 0 has no name"),
+        (
+            {"messages": [USER, {"role": "assistant", "tool_calls": [{"function": {"name": ""}}]}]},
+            "names no function",
+        ),
         ({"messages": alternating((1, 1)), "tools": "look"}, "tools must be a list"),
         ({"conversations": [{"from": "alien", "value": "x"}]}, 'is from "alien"'),
         ({"conversations": [{"from": "function_call", "value": "x"}]}, "not JSON"),
