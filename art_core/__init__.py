@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from art_core import errors, types
 from art_core.backend import Backend, Inference, Skipped, TrainResult
+from art_core.bookmarks import Bookmark
 from art_core.calls import ModelCall, Origin, Sampling
 from art_core.completeness import Completeness
 from art_core.config import (
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ARTError",
     "Backend",
+    "Bookmark",
     "Choice",
     "Completeness",
     "DatasetBatch",

@@ -72,9 +72,19 @@ class Backend(Protocol):
         ...
 
     async def train(
-        self, model: TrainableModel, groups: Sequence[TrajectoryGroup], config: TrainConfig
+        self,
+        model: TrainableModel,
+        groups: Sequence[TrajectoryGroup],
+        config: TrainConfig,
+        *,
+        bookmark: Bookmark | None = None,
     ) -> TrainResult:
-        """One GRPO step over `groups`; the new step serves the next call."""
+        """One GRPO step over `groups`; the new step serves the next call.
+
+        Args:
+            bookmark: kept in the step's checkpoint, and in those after it. If nothing is learned,
+                the next checkpoint has it.
+        """
         ...
 
     async def train_sft(
@@ -88,7 +98,7 @@ class Backend(Protocol):
         """Supervised training on the answers in `trajectories`; the new step serves the next call.
 
         Args:
-            bookmark: kept in the step's checkpoint, and in those after it.
+            bookmark: as in `train`.
         """
         ...
 

@@ -169,6 +169,8 @@ class ModelCall:
     """What broke the call; its request is kept all the same."""
     left_out: Cause | None = None
     """Why it is context, whatever ids it has; None if nothing is known to speak against it."""
+    highest_id: int = field(init=False, repr=False, default=-1)
+    """Of prompt and sample; -1 if there are none."""
     reward: float | None = None
     """Of this call alone, beside its trajectory's; see `Trajectory.add_reward`."""
 
@@ -176,13 +178,21 @@ class ModelCall:
         object.__setattr__(self, "prompt_ids", self._ids("prompt_ids"))
         object.__setattr__(self, "sampled_ids", self._ids("sampled_ids"))
         object.__setattr__(self, "logprobs", self._logprobs())
+        # As unsigned numbers negative ids are the highest: one look at each array is enough.
+        known = [
+            ids.view(np.uint32) for ids in (self.prompt_ids, self.sampled_ids) if ids is not None
+        ]
+        highest = max((int(np.maximum.reduce(ids)) for ids in known if len(ids)), default=-1)
+        object.__setattr__(self, "highest_id", highest)
         if self.left_out is None:
             object.__setattr__(self, "left_out", self._token_fault())
 
     def _ids(self, name: str) -> Ids | None:
         value = getattr(self, name)
-        if value is None or (isinstance(value, np.ndarray) and value.dtype == np.int32):
-            return None if value is None else np.ascontiguousarray(value)
+        if value is None:
+            return None
+        if isinstance(value, np.ndarray) and value.dtype == np.int32 and value.ndim == 1:
+            return np.ascontiguousarray(value)
         try:
             ids = np.asarray(value)
         except ValueError:  # lists of different lengths
@@ -215,9 +225,8 @@ class ModelCall:
         sampled, logprobs = self.sampled_ids, self.logprobs
         if self.prompt_ids is not None and not len(self.prompt_ids):
             return "empty prompt"
-        for ids in (self.prompt_ids, sampled):
-            if ids is not None and len(ids) and np.minimum.reduce(ids) < 0:
-                return "bad ids"
+        if self.highest_id >= 2**31:
+            return "bad ids"
         if logprobs is None or sampled is None:
             return None
         if len(sampled) != len(logprobs):

@@ -41,7 +41,8 @@ class DatasetBatch(Generic[T]):
     def state(self) -> dict[str, Any]:
         """Where to go on after this batch: keep it with the checkpoint, give it as `resume`.
 
-        `model.merge_state({"data": batch.state})` after the step is trained.
+        `model.train(groups, bookmark=art.Bookmark("data", batch.state))`, and after a restart
+        `iterate_dataset(..., resume=(await model.bookmarks()).get("data"))`.
         """
         return {"step": self.step + 1, "rows": self.rows, **self._source.identity}
 

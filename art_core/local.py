@@ -79,9 +79,11 @@ class _Run:
     """Name of its live adapter in the module."""
     step: int
     bookmarks: dict[str, dict[str, Any]]
-    """Of that step, and what its next checkpoint will have."""
+    """As that step has them, or the next one will."""
     training: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by the train call under way."""
+    bookmark: Bookmark | None = None
+    """Of the train call under way."""
     stop: threading.Event = field(default_factory=threading.Event)
     """Asks the step under way to end before its end."""
     nonfinite: int = 0
@@ -131,7 +133,12 @@ class LocalBackend:
             )
 
     async def train(
-        self, model: TrainableModel, groups: Sequence[TrajectoryGroup], config: TrainConfig
+        self,
+        model: TrainableModel,
+        groups: Sequence[TrajectoryGroup],
+        config: TrainConfig,
+        *,
+        bookmark: Bookmark | None = None,
     ) -> TrainResult:
         """As `Backend.train`; writes metrics and trajectories of the split "train".
 
@@ -158,7 +165,7 @@ class LocalBackend:
                 running=run.trainer.running,
             )
             reference = await asyncio.to_thread(_reference, run.run, config)
-            run.stop = threading.Event()
+            run.stop, run.bookmark = threading.Event(), bookmark
             step = asyncio.create_task(self._step(run, groups, selection, config, reference))
             return await _to_its_end(step, run.stop)
 
@@ -181,8 +188,8 @@ class LocalBackend:
         async with run.training:
             self._run(model)
             written = await self._written(run, trajectories, config)
-            run.stop = threading.Event()
-            step = asyncio.create_task(self._step_sft(run, written, config, bookmark))
+            run.stop, run.bookmark = threading.Event(), bookmark
+            step = asyncio.create_task(self._step_sft(run, written, config))
             return await _to_its_end(step, run.stop)
 
     async def sft_loss(
@@ -205,7 +212,9 @@ class LocalBackend:
 
     async def set_bookmark(self, model: TrainableModel, bookmark: Bookmark) -> None:
         """As `Backend.set_bookmark`."""
-        self._run(model).bookmarks[bookmark.name] = bookmark.place
+        run = self._run(model)
+        async with run.training:
+            run.bookmarks = _marked(run.bookmarks, bookmark)
 
     async def join(self, model: TrainableModel, trajectories: Sequence[Trajectory]) -> None:
         """As `Backend.join`; prompts that a server sent no ids of are rendered."""
@@ -382,6 +391,7 @@ class LocalBackend:
             **({"reason": result.reason} if result.reason else {}),
         }
         await asyncio.to_thread(log_step, run.run, "train", played, (), figures)
+        run.bookmarks = _marked(run.bookmarks, run.bookmark)  # also where nothing was learned
         return result
 
     async def _learn_or_skip(
@@ -423,9 +433,7 @@ class LocalBackend:
 
         return await self._learn(run, train, skipped=tuple(selection.skipped))
 
-    async def _step_sft(
-        self, run: _Run, written: Written, config: TrainSFTConfig, bookmark: Bookmark | None
-    ) -> TrainResult:
+    async def _step_sft(self, run: _Run, written: Written, config: TrainSFTConfig) -> TrainResult:
         """Learn from what was written, keep the figures."""
         before = run.step
         batches = written.batches(config.rows_per_step)
@@ -439,7 +447,7 @@ class LocalBackend:
             return {**metrics, **written.figures}
 
         skipped = tuple(Skipped(row, why, 1) for row, why in written.left_out.items())
-        result = await self._learn(run, train, skipped=skipped, bookmark=bookmark)
+        result = await self._learn(run, train, skipped=skipped)
         await asyncio.to_thread(log_step, run.run, "sft", before, (), result.metrics)
         return result
 
@@ -465,7 +473,6 @@ class LocalBackend:
         train: Callable[[OnProgress], dict[str, float]],
         *,
         skipped: tuple[Skipped, ...],
-        bookmark: Bookmark | None = None,
     ) -> TrainResult:
         """Train, save, serve.
 
@@ -475,7 +482,7 @@ class LocalBackend:
         step = run.step + 1
         begun = time.perf_counter()
         stop = run.stop
-        places = {**run.bookmarks, **({bookmark.name: bookmark.place} if bookmark else {})}
+        places = _marked(run.bookmarks, run.bookmark)
 
         def save(folder: Path) -> None:
             run.trainer.save(folder)
@@ -589,6 +596,12 @@ def _check_same(known: TrainableModel, model: TrainableModel) -> None:
                 expected=repr(old),
                 fix="Close the backend first, or give the model another name.",
             )
+
+
+def _marked(
+    places: dict[str, dict[str, Any]], bookmark: Bookmark | None
+) -> dict[str, dict[str, Any]]:
+    return places if bookmark is None else {**places, bookmark.name: bookmark.place}
 
 
 def _key(model: TrainableModel) -> tuple[str, str]:

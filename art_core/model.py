@@ -270,8 +270,16 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
         self,
         groups: Iterable[TrajectoryGroup] | TrajectoryGroup,
         config: TrainConfig | None = None,
+        *,
+        bookmark: Bookmark | None = None,
     ) -> TrainResult:
         """One step on `groups`; the new weights serve the next call. The backend logs it.
+
+        Args:
+            groups: what was gathered.
+            config: None means the defaults.
+            bookmark: kept with the step, so that a killed loop goes on at the right row; see
+                `iterate_dataset`.
 
         Raises:
             ModelNotRegistered: there is no backend yet.
@@ -279,7 +287,13 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
             TrainingError: the step failed; the weights are those of the last whole step.
         """
         backend = self.backend()
-        return await backend.train(self, _settled(groups), config or TrainConfig())
+        return await backend.train(
+            self, _settled(groups), config or TrainConfig(), bookmark=bookmark
+        )
+
+    async def bookmarks(self) -> dict[str, dict[str, Any]]:
+        """Places in data files and data sets, by name, as the latest step has them."""
+        return await self.backend().bookmarks(self)
 
     async def train_sft(
         self,

@@ -8,6 +8,7 @@ CPU seconds; "check" writes what it would train to the file given. Knows nothing
 # It runs where our packages are not installed, and the other way round:
 # mypy: ignore-errors
 
+import gc
 import json
 import os
 import sys
@@ -62,6 +63,7 @@ def tokenized(tokenizer, groups, *, shuffle):
 
 
 def run(tokenizer, groups, row):
+    gc.collect()
     began = time.process_time()
     results = tokenized(tokenizer, groups, shuffle=True)
     packed = packed_tensors_from_tokenized_results(

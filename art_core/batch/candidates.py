@@ -83,7 +83,7 @@ def candidate(
 
 def _finite(reward: Any, what: str, where: str) -> float:
     """`reward`, whatever the user assigned, as a float."""
-    if not isinstance(reward, SupportsFloat):
+    if not isinstance(reward, float | int | SupportsFloat):  # a protocol alone is slow to ask
         raise RewardError(
             f"{what} of {where}",
             got=reward,

@@ -12,8 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-import numpy as np
-
 from art_core.calls import ModelCall
 from art_core.config import TrainConfig
 from art_core.errors import GroupError
@@ -57,7 +55,7 @@ def _fitted(
     misfits: Counter[Misfit],
 ) -> Iterator[ModelCall]:
     for call in calls:
-        if vocab_size is not None and _highest(call) >= vocab_size:
+        if vocab_size is not None and call.highest_id >= vocab_size:
             misfits["outside the vocabulary"] += 1
             continue
         over = _positions(call) - config.max_tokens_per_row
@@ -103,9 +101,3 @@ def _positions(call: ModelCall) -> int:
 def _sampled(call: ModelCall) -> int:
     assert call.sampled_ids is not None
     return len(call.sampled_ids)
-
-
-def _highest(call: ModelCall) -> int:
-    assert call.prompt_ids is not None
-    assert call.sampled_ids is not None
-    return int(max(np.maximum.reduce(call.prompt_ids), np.maximum.reduce(call.sampled_ids)))

@@ -79,11 +79,6 @@ class Sample:
         """[P + S - 1] ids that must be computed: the last sampled token predicts nothing."""
         return np.concatenate([self.prompt_ids, self.sampled_ids[:-1]])
 
-    @property
-    def positions(self) -> int:
-        """P + S - 1."""
-        return len(self.prompt_ids) + len(self.sampled_ids) - 1
-
 
 @dataclass(frozen=True, eq=False)
 class Entries:
@@ -145,50 +140,69 @@ def plant(samples: Sequence[Sample], max_tokens: int) -> list[Row]:
     """
     if not samples:
         return []
-    for sample in samples:
-        if sample.positions > max_tokens:
-            raise GroupError(
-                f"call {sample.call} of trajectory {sample.trajectory} is too long for a row",
-                got=sample.positions,
-                expected=f"at most max_tokens_per_row={max_tokens} tokens",
-                fix="Raise TrainConfig(max_tokens_per_row=...) or shorten the rollout.",
-            )
-    paths = _Paths.of(samples)
-    rows = pack([len(paths.ids[i]) for i in paths.leaves], paths.shared, max_tokens)
-    return [_row(paths, row) for row in rows]
+    longest = max(samples, key=_positions)
+    if _positions(longest) > max_tokens:
+        raise GroupError(
+            f"call {longest.call} of trajectory {longest.trajectory} is too long for a row",
+            got=_positions(longest),
+            expected=f"at most max_tokens_per_row={max_tokens} tokens",
+            fix='Raise TrainConfig(max_tokens_per_row=...), or set too_long="drop" or "cut".',
+        )
+    leaves = _leaves(samples)
+    rows = pack([len(leaf.ids) for leaf in leaves], [leaf.shared for leaf in leaves], max_tokens)
+    return [_row(leaves, row) for row in rows]
+
+
+def _positions(sample: Sample) -> int:
+    """P + S - 1."""
+    return len(sample.prompt_ids) + len(sample.sampled_ids) - 1
 
 
 @dataclass(frozen=True, eq=False)
-class _Paths:
-    """The samples in lexicographic order of their paths, so that neighbours share the most."""
+class _Leaf:
+    """A path that no other one extends."""
 
+    ids: Ids
     samples: list[Sample]
-    ids: list[Ids]
-    """Path of each."""
-    leaves: list[int]
-    """Places of the paths that no other one extends. What is between two of them is the beginning
-    of the second one, so that it costs nothing."""
-    shared: list[int]
-    """Positions that each leaf has in common with the one before; 0 for the first."""
+    """Those whose path it is, or begins with; the latter cost nothing."""
+    shared: int
+    """Positions in common with the leaf before; 0 for the first."""
 
-    @classmethod
-    def of(cls, samples: Sequence[Sample]) -> _Paths:
-        flat = np.concatenate([ids for s in samples for ids in (s.prompt_ids, s.sampled_ids[:-1])])
-        ends = np.cumsum([s.positions for s in samples]).tolist()
-        bounds = list(zip([0, *ends[:-1]], ends, strict=True))
-        # Big-endian bytes compare like the ids themselves; a prefix sorts before what extends it.
-        big_endian = flat.astype(">i4")
-        keys = [big_endian[a:b].tobytes() for a, b in bounds]
-        order = sorted(range(len(keys)), key=keys.__getitem__)
-        ids = [flat[slice(*bounds[i])] for i in order]
-        after = [*order[1:], None]
-        leaves = [
-            place
-            for place, (this, following) in enumerate(zip(order, after, strict=True))
-            if following is None or not keys[following].startswith(keys[this])
-        ]
-        shared = [0, *(common_prefix(ids[i], ids[i + 1]) for i in leaves[:-1])]
-        return cls([samples[i] for i in order], ids, leaves, shared)
+
+def _leaves(samples: Sequence[Sample]) -> list[_Leaf]:
+    """All paths, in an order in which neighbours share the most."""
+    chains = _chains(samples)
+    leaves: list[_Leaf] = []
+    waiting: list[Sample] = []
+    # Bytes have an order in which a prefix comes right before what extends it; that it is not the
+    # order of the numbers does not matter.
+    chains.sort(key=lambda chain: chain[0])
+    for (key, chain), (following, _) in zip(chains, [*chains[1:], (b"", [])], strict=True):
+        waiting += chain
+        if not following.startswith(key):
+            ids = np.frombuffer(key, np.int32)
+            shared = common_prefix(leaves[-1].ids, ids) if leaves else 0
+            leaves.append(_Leaf(ids, waiting, shared))
+            waiting = []
+    return leaves
+
+
+def _chains(samples: Sequence[Sample]) -> list[tuple[bytes, list[Sample]]]:
+    """Samples each of which goes on from the one before, with the path of the last as bytes.
+
+    It spares most of an agent's calls the sorting, and their copies the memory.
+    """
+    chains: list[tuple[bytes, list[Sample]]] = []
+    last, chain = b"", list[Sample]()
+    for sample in samples:
+        key = sample.prompt_ids.tobytes() + sample.sampled_ids[:-1].tobytes()
+        if chain and not key.startswith(last):
+            chains.append((last, chain))
+            chain = []
+        chain.append(sample)
+        last = key
+    chains.append((last, chain))
+    return chains
 
 
 def common_prefix(a: Ids, b: Ids) -> int:
@@ -199,14 +213,14 @@ def common_prefix(a: Ids, b: Ids) -> int:
     return first if n and differs[first] else n
 
 
-def _row(paths: _Paths, row: Sequence[int]) -> Row:
+def _row(leaves: Sequence[_Leaf], row: Sequence[int]) -> Row:
     """Build one row.
 
     Args:
         row: which of the leaves, in order.
     """
-    current = np.zeros(max(len(paths.ids[paths.leaves[k]]) for k in row), dtype=np.int64)
-    """Row position at each depth of the path under way."""
+    # Row position at each depth of the path under way.
+    current = np.zeros(max(len(leaves[k].ids) for k in row), dtype=np.int64)
     ids: list[Ids] = []
     depth: list[Int] = []
     run_start: list[int] = []
@@ -215,21 +229,19 @@ def _row(paths: _Paths, row: Sequence[int]) -> Row:
     positions: list[Int] = []
     size, before = 0, -1
     for k in row:
-        path = paths.ids[paths.leaves[k]]
-        shared = min(paths.shared[before + 1 : k + 1]) if before >= 0 else 0
-        new = len(path) - shared
+        path = leaves[k].ids
+        shared = min(leaf.shared for leaf in leaves[before + 1 : k + 1]) if before >= 0 else 0
         run_start.append(size)
         attached.append(int(current[shared - 1]) if shared else -1)
-        current[shared : len(path)] = np.arange(size, size + new)
         ids.append(path[shared:])
         depth.append(np.arange(shared, len(path)))
-        for place in range(paths.leaves[k - 1] + 1 if k else 0, paths.leaves[k] + 1):
-            sample = paths.samples[place]
+        end = size + len(path) - shared
+        current[shared : len(path)] = np.arange(size, end)
+        for sample in leaves[k].samples:
             samples.append(sample)
             first = len(sample.prompt_ids) - 1
             positions.append(current[first : first + len(sample.sampled_ids)].copy())
-        size += new
-        before = k
+        size, before = end, k
     return Row(
         ids=np.concatenate(ids).astype(np.int64),
         depth=np.concatenate(depth),

@@ -20,7 +20,7 @@ from art_core.calls import Ids, ModelCall
 from art_core.errors import ARTError, NoTrainableTokens
 from art_core.sft.conversation import Conversation, check_conversation
 from art_core.trajectories import History, Trajectory, as_message
-from art_core.types import Choice
+from art_core.types import Choice, Message
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def _answers(
         if known:
             return known
     found = []
-    for conversation in _conversations(trajectory):
+    for conversation in _conversations(trajectory, warnings):
         found += _rendered(conversation, renderer, warnings)
         warnings.update(conversation.warnings)
     return found
@@ -151,32 +151,41 @@ def _known(call: ModelCall) -> _Answer:
     return _Answer(call.prompt_ids, call.sampled_ids, 1.0)
 
 
-def _conversations(trajectory: Trajectory) -> Iterator[Conversation]:
-    """The messages that were given; where there are none, each answered call."""
+def _conversations(trajectory: Trajectory, warnings: Counter[str]) -> Iterator[Conversation]:
+    """The messages that were given; where there are none, each answered call.
+
+    An answer that its token limit cut is context: rendered, it would seem to end there.
+    """
+    cut = [call.message for call in trajectory.calls if call.finish_reason == "length"]
     if trajectory.messages_and_choices or not trajectory.calls:
         main = History(messages_and_choices=trajectory.messages_and_choices, tools=trajectory.tools)
         for history in (main, *trajectory.additional_histories):
-            yield _conversation(history)
+            yield check_conversation(_weighted(history, cut), history.tools)
         return
     for call in trajectory.calls:
-        if call.error is None and call.message:
-            context = [
-                {**m, "weight": 0} if m.get("role") == "assistant" else m for m in call.messages
-            ]
+        if call.error is not None or not call.message or call.message in cut:
+            continue
+        context = [_context(message) for message in call.messages]
+        try:
             yield check_conversation([*context, call.message], call.request.get("tools"))
+        except ValueError as error:  # what another model said need not be well said
+            warnings[f"a call of {call.model}: {error}"] += 1
 
 
-def _conversation(history: History) -> Conversation:
+def _weighted(history: History, cut: Sequence[Message]) -> list[Message]:
     """Where some answers are kept as a Choice, exactly these are trained, as in `train`."""
     items = history.messages_and_choices
     has_choice = any(isinstance(item, Choice) for item in items)
     messages = []
     for item in items:
         message = as_message(item)
-        if has_choice and not isinstance(item, Choice) and message.get("role") == "assistant":
-            message = {**message, "weight": 0}
-        messages.append(message)
-    return check_conversation(messages, history.tools)
+        is_context = (has_choice and not isinstance(item, Choice)) or message in cut
+        messages.append(_context(message) if is_context else message)
+    return messages
+
+
+def _context(message: Message) -> Message:
+    return {**message, "weight": 0} if message.get("role") == "assistant" else message
 
 
 def _rendered(

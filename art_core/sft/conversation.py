@@ -71,7 +71,7 @@ def check_conversation(
             weights[i] = _weight(message.get("weight"), i)
         elif message.get("weight") is not None:
             told.append(f"the weight of a {role} message; only answers are trained")
-        clean.append(_checked(message, i))
+        clean.append(_checked(message, i, is_learned=weights.get(i, 0.0) > 0))
     if not weights:
         raise ValueError("no assistant message: there is no answer to learn")
     return Conversation(clean, _tools(tools), weights, tuple(dict.fromkeys(told)))
@@ -88,8 +88,11 @@ def _weight(value: object, i: int) -> float:
     return float(value)  # type: ignore[arg-type]  # checked above
 
 
-def _checked(message: Mapping[str, Any], i: int) -> Message:
-    """A copy without its weight, its calls in today's form."""
+def _checked(message: Mapping[str, Any], i: int, *, is_learned: bool) -> Message:
+    """A copy without its weight, its calls in today's form.
+
+    An answer that is context only may be one that nobody should learn: empty, or a broken call.
+    """
     clean = {key: value for key, value in message.items() if key != "weight"}
     _check_content(clean.get("content"), i)
     old_call = clean.pop("function_call", None)
@@ -102,8 +105,8 @@ def _checked(message: Mapping[str, Any], i: int) -> Message:
     if calls:
         if clean["role"] != "assistant":
             raise ValueError(f"message {i} of role {clean['role']} has tool calls")
-        clean["tool_calls"] = _calls(calls, i)
-    elif clean["role"] == "assistant" and not _has_text(clean.get("content")):
+        clean["tool_calls"] = _calls(calls, i, is_learned=is_learned)
+    elif is_learned and not _has_text(clean.get("content")):
         raise ValueError(f"message {i} is an empty answer: neither content nor tool calls")
     return clean
 
@@ -127,32 +130,35 @@ def _has_text(content: object) -> bool:
     return bool(content)
 
 
-def _calls(calls: object, i: int) -> list[dict[str, Any]]:
+def _calls(calls: object, i: int, *, is_learned: bool) -> list[dict[str, Any]]:
     if not isinstance(calls, list):
         raise ValueError(f"the tool calls of message {i} must be a list, not {shown(calls)}")
-    return [_call(call, i, place) for place, call in enumerate(calls)]
+    return [_call(call, i, place, is_learned=is_learned) for place, call in enumerate(calls)]
 
 
-def _call(call: object, i: int, place: int) -> dict[str, Any]:
+def _call(call: object, i: int, place: int, *, is_learned: bool) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
-    if not isinstance(call, dict) or not isinstance(function, dict) or not isinstance(name, str):
+    if not isinstance(call, dict) or not isinstance(function, dict) or not _is_name(name):
         raise ValueError(f"tool call {place} of message {i} names no function: {shown(call)}")
-    arguments = function.get("arguments")
+    if is_learned:
+        _check_arguments(function.get("arguments"), f"tool call {place} of message {i}")
+    return {"id": f"call_{i}_{place}", "type": "function", **call}
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _check_arguments(arguments: object, where: str) -> None:
+    value = arguments
     if isinstance(arguments, str) and arguments.strip():
         try:
-            arguments = json.loads(arguments)
+            value = json.loads(arguments)
         except (ValueError, RecursionError):
-            raise ValueError(
-                f"the arguments of tool call {place} of message {i} are not JSON: "
-                f"{shown(function['arguments'])}"
-            ) from None
-    if not isinstance(arguments or {}, dict):
-        raise ValueError(
-            f"the arguments of tool call {place} of message {i} must be an object, "
-            f"not {shown(function['arguments'])}"
-        )
-    return {"id": f"call_{i}_{place}", "type": "function", **call}
+            raise ValueError(f"the arguments of {where} are not JSON: {shown(arguments)}") from None
+    if not isinstance(value or {}, dict):
+        raise ValueError(f"the arguments of {where} must be an object, not {shown(arguments)}")
 
 
 def _tools(tools: object) -> Tools | None:
@@ -164,7 +170,7 @@ def _tools(tools: object) -> Tools | None:
     found = []
     for place, tool in enumerate(tools):
         function = tool.get("function", tool) if isinstance(tool, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        if not isinstance(function, dict) or not _is_name(function.get("name")):
             raise ValueError(f"tool {place} has no name: {shown(tool)}")
         parameters = function.get("parameters")
         if parameters is not None and not isinstance(parameters, dict):

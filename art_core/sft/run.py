@@ -126,7 +126,7 @@ async def train_sft_from_file(
             held_out=None if eval_file is None else _held_out(eval_file, skip_refused),
             patience=patience,
         )
-        place = plan.place((await model.backend().bookmarks(model)).get(name), initial_step)
+        place = plan.place((await model.bookmarks()).get(name), initial_step)
         return await run.go_on(place, shown=verbose)
 
 

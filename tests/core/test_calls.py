@@ -65,7 +65,8 @@ def test_tokens_that_can_be_right_are_trained(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "ids",
     [[1, 2**31, 2], [1, -(2**40), 2], [1.5, 2.0, 3.0], ["1", "2", "3"], [[1, 2, 3]], [[1], [2, 3]],
-     [True, False, True], [1, None, 2], [2**70, 1, 2], np.array([2**31], np.int64), 7],
+     [True, False, True], [1, None, 2], [2**70, 1, 2], np.array([2**31], np.int64),
+     np.ones((1, 2), np.int32), 7],
 )  # fmt: skip
 def test_what_is_no_list_of_ids_is_refused(name: str, ids: Any) -> None:
     with pytest.raises(CaptureError, match=f"{name} of call 'r0': got .*whole numbers below 2"):

@@ -50,6 +50,45 @@ def test_random_forests_equal_every_sequence_alone(seed: int) -> None:
     assert paths(row) == prefixes
 
 
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("max_tokens", [12, 20, 60, 10_000])
+def test_ids_alone_decide_what_is_shared(seed: int, max_tokens: int) -> None:
+    """Paths over three ids meet by chance all the time; some are equal, some begin others."""
+    rng = np.random.default_rng(seed)
+    samples: list[Sample] = []
+    for call in range(40):
+        prompt = rng.integers(0, 3, int(rng.integers(1, 9))).tolist()
+        sampled = rng.integers(0, 3, int(rng.integers(1, 5))).tolist()
+        if samples and rng.random() < 0.4:  # goes on from, begins, or is, an earlier one
+            earlier = samples[int(rng.integers(len(samples)))]
+            whole = [*earlier.prompt_ids.tolist(), *earlier.sampled_ids.tolist()]
+            prompt = whole[: int(rng.integers(1, min(len(whole), 9) + 1))]
+        samples.append(make_sample(prompt, sampled, call=call, trajectory=call // 3))
+    rows = plant(samples, max_tokens)
+    check(samples, rows)
+    prefixes = {tuple(s.path[: n + 1].tolist()) for s in samples for n in range(len(s.path))}
+    assert set().union(*map(paths, rows)) == prefixes
+    assert all(len(row) <= max_tokens for row in rows)
+    if max_tokens > 1000:
+        assert [len(row) for row in rows] == [len(prefixes)]
+
+
+def test_a_million_tokens_are_planted_like_any_other() -> None:
+    """A trajectory of 200 calls, 5000 ids more each; one call leaves it at the end's beginning."""
+    ids = np.random.default_rng(0).integers(0, 50_000, 1_000_001).astype(np.int32)
+    calls = [
+        make_sample(ids[: 5000 * (i + 1) - 9], ids[5000 * (i + 1) - 9 : 5000 * (i + 1)], call=i)
+        for i in range(200)
+    ]
+    branch = make_sample([*ids[:500_000], 50_000], [1, 2], call=200)
+    (row,) = plant([*calls, branch], 1_000_100)
+    assert len(row) == 999_999 + 2
+    assert row.segments.start.tolist() == [0, 500_000, 999_999]
+    assert len(row.entries) == 200 * 9 + 2
+    last = row.entries.call == 199
+    assert row.depth[row.entries.position[last]].tolist() == list(range(999_990, 999_999))
+
+
 @pytest.mark.parametrize("max_tokens", [24, 29, 37, 45])
 def test_rows_respect_their_limit_and_repeat_what_is_shared(max_tokens: int) -> None:
     samples = random_calls(7)
@@ -174,8 +213,10 @@ def test_common_prefix(a: list[int], b: list[int], expected: int) -> None:
     assert common_prefix(np.array(a, np.int32), np.array(b, np.int32)) == expected
 
 
-def test_big_ids_sort_like_numbers() -> None:
-    """Ids above 255 and 65535 share their stem whatever their bytes are."""
-    prompts = [[256, 70_000], [256, 1], [255, 70_000], [256, 70_001]]
-    (row,) = plant([make_sample(p, [0], call=i) for i, p in enumerate(prompts)], 100)
-    assert row.ids.tolist() == [255, 70_000, 256, 1, 70_000, 70_001]
+def test_ids_share_a_stem_whatever_their_bytes_are() -> None:
+    """Ids on both sides of 255 and 65535, where their lowest bytes are the same."""
+    prompts = [[256, 70_000], [256, 1], [0, 70_000], [256, 70_001], [65_536, 1], [256, 257]]
+    samples = [make_sample(p, [0], call=i) for i, p in enumerate(prompts)]
+    (row,) = plant(samples, 100)
+    check(samples, [row])
+    assert len(row) == 3 + 6  # roots 256, 0 and 65,536

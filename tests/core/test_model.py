@@ -38,9 +38,11 @@ class NotingBackend(Unsupervised):
         model: art.TrainableModel,
         groups: Sequence[art.TrajectoryGroup],
         config: art.TrainConfig,
+        *,
+        bookmark: Bookmark | None = None,
     ) -> art.TrainResult:
         self.step += 1
-        self.noted.append(("train", model.name, list(groups), config))
+        self.noted.append(("train", model.name, list(groups), config, bookmark))
         return art.TrainResult(step=self.step, trained=True)
 
     async def train_sft(
@@ -286,11 +288,12 @@ async def test_train_gives_groups_and_config_to_the_backend() -> None:
     one = art.TrajectoryGroup([art.Trajectory(reward=1.0)])
     assert (await model.train(one)).step == 1
     config = art.TrainConfig(learning_rate=1e-5)
-    assert (await model.train((group for group in [one, one]), config=config)).step == 2
+    mark = Bookmark("data", {"rows": 1})
+    assert (await model.train((g for g in [one, one]), config=config, bookmark=mark)).step == 2
     assert await model.get_step() == 2
     assert backend.noted == [
-        ("train", "agent-001", [one], art.TrainConfig()),
-        ("train", "agent-001", [one, one], config),
+        ("train", "agent-001", [one], art.TrainConfig(), None),
+        ("train", "agent-001", [one, one], config, mark),
     ]
 
 

@@ -171,6 +171,17 @@ def test_what_is_ignored_is_told_once() -> None:
     )
 
 
+def test_what_is_context_only_may_be_broken() -> None:
+    broken = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"q'}}
+    messages = [
+        USER,
+        {"role": "assistant", "tool_calls": [broken], "weight": 0},
+        {"role": "assistant", "content": "", "weight": 0},
+        {"role": "assistant", "content": "a"},
+    ]
+    assert check_conversation(messages).trained == [3]
+
+
 USER = {"role": "user", "content": "q"}
 
 
@@ -218,6 +229,10 @@ USER = {"role": "user", "content": "q"}
             "must be an object",
         ),
         ({"messages": alternating((1, 1)), "tools": [{"type": "function"}]}, "tool 0 has no name"),
+        (
+            {"messages": [USER, {"role": "assistant", "tool_calls": [{"function": {"name": ""}}]}]},
+            "names no function",
+        ),
         ({"messages": alternating((1, 1)), "tools": "look"}, "tools must be a list"),
         ({"conversations": [{"from": "alien", "value": "x"}]}, 'is from "alien"'),
         ({"conversations": [{"from": "function_call", "value": "x"}]}, "not JSON"),

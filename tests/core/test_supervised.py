@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from art_core.batch.supervised import Written, shares, written_samples
 from art_core.calls import ModelCall
 from art_core.engine.tokenizer import ByteTokenizer
 from art_core.errors import NoTrainableTokens
+from art_core.trajectories import as_message
 from tests.core.samples import make_sample
 
 # Turns of exactly as many tokens as their texts have letters, "." ending an answer; the header that
@@ -221,6 +223,44 @@ def test_calls_of_another_model_are_rendered() -> None:
     found = written([art.Trajectory(calls=[call(1, model="teacher")])])
     assert [s.prompt_ids.tolist() for s in found.samples] == [[ord("q")]]
     assert [s.sampled_ids.tolist() for s in found.samples] == [[ord("a"), ord("b"), 256]]
+
+
+def test_what_another_model_was_cut_at_or_said_badly_is_context() -> None:
+    """A cut answer would be learned as if it ended there."""
+    broken = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"q'}}
+    said = {"role": "assistant", "content": "", "tool_calls": [broken]}
+    calls = [
+        call(1, model="teacher"),
+        replace(call(2, model="teacher", text="no end"), finish_reason="length"),
+        replace(call(3, model="teacher"), message=said),
+        replace(
+            call(4, model="teacher", text="cd."),
+            request={"messages": [{"role": "user", "content": "q"}, said]},
+        ),
+    ]
+    found = written([art.Trajectory(calls=calls)])
+    assert [toy().decode(s.sampled_ids.tolist()) for s in found.samples] == ["ab.", "cd."]
+    (warning,) = found.warnings
+    assert warning.startswith("a call of teacher: the arguments of tool call 0 of message 1")
+
+
+def test_a_rollout_of_another_model_is_learned_by_what_it_tells() -> None:
+    """Its answers are messages; one that was cut is context there too."""
+    first = replace(call(1, model="teacher"), left_out="other model")
+    asked = [*first.messages, first.message, {"role": "user", "content": "u"}]
+    second = replace(
+        call(2, model="teacher", text="no end"),
+        left_out="other model",
+        finish_reason="length",
+        request={"messages": asked},
+        prompt_ids=np.array([9, 1, 7, 8, 1, 5], np.int32),
+    )
+    trajectory = art.Trajectory(calls=[first, second])
+    trajectory.tell_histories()
+    roles = [as_message(m)["role"] for m in trajectory.messages_and_choices]
+    assert roles == ["user", "assistant", "user", "assistant"]
+    found = written([trajectory])
+    assert [toy().decode(s.sampled_ids.tolist()) for s in found.samples] == ["ab."]
 
 
 def test_messages_that_were_given_win_over_calls() -> None:

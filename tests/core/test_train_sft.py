@@ -17,7 +17,6 @@ import pytest
 
 import art_core as art
 from art_core import checkpoints
-from art_core.bookmarks import Bookmark
 from art_core.errors import ConfigError, DataFileError, GroupError, NoTrainableTokens
 from art_core.metrics import MetricsLog
 from art_core.rundir import RunDir
@@ -283,19 +282,6 @@ async def test_a_file_that_can_not_be_trained_changes_nothing(
         assert await model.get_step() == 0
         result = await art.train_sft_from_file(model, file, skip_refused=True, epochs=1)
         assert result.finished
-
-
-async def test_bookmarks_are_kept_with_the_steps(tiny_llama: Path, tmp_path: Path) -> None:
-    model = small_model(tiny_llama, tmp_path)
-    async with art.LocalBackend(show_progress=False) as backend:
-        await model.register(backend)
-        await model.train_sft(conversation(), bookmark=Bookmark("a", {"rows": 1}))
-        await backend.set_bookmark(model, Bookmark("b", {"rows": 2}))
-        assert await backend.bookmarks(model) == {"a": {"rows": 1}, "b": {"rows": 2}}
-    again = small_model(tiny_llama, tmp_path)
-    async with art.LocalBackend(show_progress=False) as backend:
-        await again.register(backend)
-        assert await backend.bookmarks(again) == {"a": {"rows": 1}}, "b was not saved yet"
 
 
 @pytest.mark.model

@@ -92,7 +92,12 @@ class ScriptedBackend(Unsupervised):
         return art.Inference(self.server.base_url, "key", model.name)
 
     async def train(
-        self, model: art.TrainableModel, groups: Sequence[TrajectoryGroup], config: TrainConfig
+        self,
+        model: art.TrainableModel,
+        groups: Sequence[TrajectoryGroup],
+        config: TrainConfig,
+        *,
+        bookmark: art.Bookmark | None = None,
     ) -> art.TrainResult:
         assert self.run is not None
         self.step += 1
