@@ -25,7 +25,7 @@ from openai.types.chat import ChatCompletion
 
 import art_core as art
 from art_core import checkpoints
-from art_core.drift import extends_ids
+from art_core.earlier import extends_ids
 from art_core.errors import (
     BaseModelError,
     CheckpointError,
