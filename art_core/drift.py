@@ -37,7 +37,8 @@ class Drift:
     at: int
     """Index of the first id that differs."""
     had: str
-    """What the parent read or sampled around there: text, or ids where nothing decodes them."""
+    """What the parent read or sampled around there: its text, if it can be decoded, and its ids
+    where the text does not tell the difference."""
     reads: str
     """What the call reads there."""
 
@@ -91,15 +92,9 @@ def drift_between(call: ModelCall, parent: ModelCall, decode: Decode | None = No
     at = int(differs[0]) if len(differs) else size
     around = slice(max(0, at - _AROUND), at + _AROUND)
     cause = _cause(call, parent, had, at, decode)
-    as_ids = decode is None or cause == "re-encoded"
-    return Drift(
-        call,
-        parent,
-        cause,
-        at,
-        _shown(had[around], None if as_ids else decode),
-        _shown(reads[around], None if as_ids else decode),
-    )
+    with_ids = decode is None or cause == "re-encoded"
+    shown = [_shown(ids[around], decode, with_ids=with_ids) for ids in (had, reads)]
+    return Drift(call, parent, cause, at, *shown)
 
 
 def _cause(
@@ -114,5 +109,6 @@ def _cause(
     return "history rewritten" if at < len(parent.prompt_ids) else "answer rewritten"
 
 
-def _shown(ids: Ids, decode: Decode | None) -> str:
-    return str(ids.tolist()) if decode is None else decode(ids.tolist())
+def _shown(ids: Ids, decode: Decode | None, *, with_ids: bool) -> str:
+    text = [] if decode is None else [decode(ids.tolist())]
+    return " ".join([*text, str(ids.tolist())] if with_ids else text)
