@@ -39,7 +39,6 @@ class _Node:
     """By size, rising; less `begun`."""
     begun: _Node | None = None
     """The child of which a part is in an earlier row."""
-
     flat: bool = True
     """True if all children are leaves."""
 
