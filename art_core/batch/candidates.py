@@ -9,14 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, SupportsFloat
+from typing import Any
 
 from art_core.batch.advantages import overlong_penalty
 from art_core.batch.credit import Worth, worth
 from art_core.calls import ModelCall
 from art_core.config import TrainConfig
 from art_core.errors import GroupError, NoTrainableTokens, RewardError, StaleCall, WrongModel
-from art_core.trajectories import Trajectory
+from art_core.trajectories import Trajectory, number_of
+
+_LARGEST = 1e100
+"""A reward whose square, over many, is still a float."""
 
 
 class NotFinite(Exception):
@@ -76,17 +79,20 @@ def candidate(
 
 
 def _finite(reward: Any, what: str, where: str) -> float:
-    """`reward`, whatever the user assigned, as a float."""
-    if not isinstance(reward, SupportsFloat):
+    """`reward`, whatever the user assigned, as a float that can be squared and summed up."""
+    value = number_of(reward)
+    if value is None:
         raise RewardError(
             f"{what} of {where}",
             got=reward,
             expected="a finite number",
             fix="Set traj.reward before training, or leave the trajectory out of its group.",
         )
-    if not math.isfinite(reward):
-        raise NotFinite(f"its {what} is {float(reward)}")
-    return float(reward)
+    if not math.isfinite(value):
+        raise NotFinite(f"its {what} is {value}")
+    if abs(value) > _LARGEST:
+        raise NotFinite(f"its {what}, {value:g}, is too large to be compared")
+    return value
 
 
 def _calls(trajectory: Trajectory, model: str, where: str) -> list[ModelCall]:

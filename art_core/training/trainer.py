@@ -166,6 +166,10 @@ class Trainer:
             **figures,
             "ratio_min": min(f["ratio_min"] for f in each),
             "ratio_max": max(f["ratio_max"] for f in each),
+            # Before the first update `old` is what the sampler said, or `kl_sampler` is there.
+            "kl_sampler": mean.get("kl_sampler", each[0]["kl"]),
+            "old_recomputed": float(config.old_logprobs == "recomputed"),
+            "updates": len(each),
             "tokens_computed": watch.total,
         }
 

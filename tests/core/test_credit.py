@@ -91,6 +91,7 @@ def test_nodes_of_subgraphs() -> None:
     ("reward", "whom", "message"),
     [
         (float("nan"), {"node": "plan"}, "got nan, expected a finite number"),
+        ("much", {"node": "plan"}, "got 'much', expected a finite number"),
         (1, {}, "expected either call= or node="),
         (1, {"node": "plan", "call": make_call()}, "expected either call= or node="),
         (1, {"node": "elsewhere"}, r"\('elsewhere', None\).* one of \['act', 'plan'\]"),
@@ -99,7 +100,7 @@ def test_nodes_of_subgraphs() -> None:
         (1, {"call": make_call(record_id="other")}, "other"),
     ],
 )
-def test_a_reward_for_nothing_is_refused(reward: float, whom: dict[str, Any], message: str) -> None:
+def test_a_reward_for_nothing_is_refused(reward: Any, whom: dict[str, Any], message: str) -> None:
     trajectory = played(1, "plan", "act")
     with pytest.raises(RewardError, match=message):
         trajectory.add_reward(reward, **whom)

@@ -108,7 +108,7 @@ def test_no_groups_select_nothing() -> None:
 # --- rewards -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bad", [None, "1.0", [1.0]])
+@pytest.mark.parametrize("bad", [None, "1.0", [1.0], np.array([1.0, 2.0]), 1j])
 def test_a_missing_reward_is_named(bad: Any) -> None:
     """Case 045, none_reward: never 0 by default."""
     with pytest.raises(RewardError) as caught:
@@ -126,6 +126,14 @@ def test_a_reward_that_is_not_finite_leaves_its_trajectory_out(bad: float) -> No
     assert [s.trajectory for s in selection.samples] == [0, 1, 2, 3]
     assert reasons(selection) == [(0, f"trajectory 0: its reward is {float(bad)}", 1)]
     assert selection.share == 4 / 5
+
+
+@pytest.mark.parametrize(("bad", "told"), [(1e308, ", 1e+308, is too l"), (10**400, " is inf")])
+def test_a_reward_too_large_to_be_compared_is_left_out(bad: float, told: str) -> None:
+    selection = chosen(group(bad, 1.0, 0.0))
+    assert [s.advantage for s in selection.samples] == [0.5, -0.5]
+    ((_, reason, _),) = reasons(selection)
+    assert reason.startswith(f"trajectory 0: its reward{told}")
 
 
 def test_a_group_that_is_left_with_one_is_skipped() -> None:
