@@ -26,7 +26,7 @@ from art_core.nn.lora import LoraModel
 from art_core.training.entropy import EntropyBonus
 from art_core.training.known import KnownRow, known_rows
 from art_core.training.logprobs import entry_logprobs
-from art_core.training.loss import LossParts, Tokens, row_loss
+from art_core.training.loss import LossParts, row_loss
 from art_core.training.moments import (
     OPTIMIZER,
     TrainerState,
@@ -223,29 +223,7 @@ class Trainer:
         return float(norm)
 
     def _loss(self, known: KnownRow, config: TrainConfig, entropy_coef: float) -> LossParts:
-        logprobs, entropies = entry_logprobs(self._model, known.row)
-        entries = known.row.entries
-
-        def tensor(values: object) -> Tensor:
-            return torch.as_tensor(values, device=logprobs.device).to(logprobs.dtype)
-
-        old = tensor(known.old)
-        tokens = Tokens(
-            new=logprobs,
-            entropy=entropies,
-            old=torch.where(old.isnan(), logprobs.detach(), old),
-            advantage=tensor(known.advantage),
-            weight=tensor(entries.weight),
-            call=torch.as_tensor(entries.call, device=logprobs.device),
-            sampler=None if known.sampler is None else tensor(known.sampler),
-            reference=None if known.reference is None else tensor(known.reference),
-            staleness=tensor(known.staleness),
-            left_out=(
-                None
-                if known.left_out is None
-                else torch.as_tensor(known.left_out, device=logprobs.device)
-            ),
-        )
+        tokens = known.tokens(*entry_logprobs(self._model, known.row))
         return row_loss(tokens, config, entropy_coef=entropy_coef)
 
     def _check_gradient(self, loss: float, norm: float) -> None:
