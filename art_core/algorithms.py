@@ -41,11 +41,11 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 """What each sets; the rest is `TrainConfig`'s default.
 
 Which when: "dapo" is the plain choice where groups have few right answers; "dr_grpo" where answers
-grow longer and longer for no reason; "gspo" for long answers and models with experts, whose token
-ratios are noise; "cispo" and "dppo" where rare tokens, such as a tool's name, have to become likely,
-which a clip forbids, and where calls are some steps old; "rloo" for one update of fresh calls with
-nothing to tune; "grpo" where the policy must stay near the base model, at the price of one more
-forward pass.
+grow longer for no reason; "gspo" for long answers and models with experts, whose token ratios are
+noise; "cispo" and "dppo" where rare tokens, such as a tool's name, have to become likely, which a
+clip forbids, and where calls are some steps old; "rloo" for one update of fresh calls with nothing
+to tune; "grpo" where the policy must stay near the base model, at the price of one more forward
+pass.
 """
 
 BOUNDS: Mapping[str, tuple[float, float]] = {
