@@ -7,12 +7,32 @@ The formulae are in batch/advantages.py and training/*_losses.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from art_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from art_core.config import TrainConfig
+
+Baseline: TypeAlias = Literal["group", "leave_one_out", "length", "batch", "running"]
+Scale: TypeAlias = Literal["none", "group", "group_sample", "mean", "batch", "batch_centred"]
+Spread: TypeAlias = Literal["own", "to_go"]
+Aggregation: TypeAlias = Literal["token", "sequence", "rollout", "constant"]
+Loss: TypeAlias = Literal[
+    "ppo",
+    "reinforce",
+    "cispo",
+    "gspo",
+    "gspo_token",
+    "luspo",
+    "gmpo",
+    "sapo",
+    "vespo",
+    "dppo",
+    "spo",
+    "drpo",
+    "decoupled",
+]
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "grpo": {  # arXiv:2402.03300; the KL's weight as in DeepSeek-R1

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from art_core.batch.advantages import overlong_penalty
-from art_core.batch.credit import Worth, worth
+from art_core.batch.credit import Worth, earned, worth
 from art_core.calls import ModelCall
 from art_core.config import TrainConfig
 from art_core.errors import GroupError, NoTrainableTokens, RewardError, StaleCall, WrongModel
@@ -73,8 +73,14 @@ def candidate(
             if calls
             else f"it ended by {trajectory.ended} before the model said anything"
         )
-    own = [None if c.reward is None else _finite(c.reward, "reward of a call", where) for c in kept]
-    value = worth(reward, own, config.call_rewards)
+    own = [
+        None if c.reward is None else _finite(c.reward, "reward of a call", where)
+        for c in trajectory.calls
+    ]
+    by_call = dict(
+        zip((c.key for c in trajectory.calls), earned(own, config.call_rewards), strict=True)
+    )
+    value = worth(reward, [by_call[c.key] for c in kept])
     return Candidate(index, kept, why_silent, value, parts, length)
 
 
