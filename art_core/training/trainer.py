@@ -21,7 +21,7 @@ from torch import Tensor
 from art_core.batch.forest import Row, Sample, plant
 from art_core.batch.minibatches import minibatches
 from art_core.config import TrainConfig
-from art_core.errors import TrainingError
+from art_core.errors import ARTError, TrainingError
 from art_core.nn.lora import LoraModel
 from art_core.training.entropy import EntropyBonus
 from art_core.training.finite import check_gradient, check_weights, first_bad
@@ -236,7 +236,8 @@ class Trainer:
         """Put adapter and optimizer back as they were if the body raises.
 
         Raises:
-            TrainingError: for an error of torch, or want of memory; it holds no tensor.
+            TrainingError: for an error of torch, or want of memory. Neither it nor another error of
+                ours holds a tensor.
         """
         weights = [p.detach().clone() for p in self._parameters]
         moments = get_moments(self._optimizer, self._parameters)
@@ -250,8 +251,9 @@ class Trainer:
                     parameter.copy_(weight)
             set_moments(self._optimizer, self._parameters, moments)
             self._state = state
-            if isinstance(error, RuntimeError | MemoryError):
+            if isinstance(error, RuntimeError | MemoryError | ARTError):
                 traceback.clear_frames(error.__traceback__)  # they hold the tensors of the step
+            if isinstance(error, RuntimeError | MemoryError):
                 raise TrainingError(
                     f"the step failed ({error})",
                     fix="The adapter is unchanged. If memory ran out, lower "
