@@ -206,6 +206,11 @@ def _advantages(c: TrainConfig) -> None:
             f'scale_rewards="{c.scale_rewards}"',
             'Set baseline="group" or "leave_one_out" and scale_rewards="none" or "group".',
         )
+    if c.zero_advantages == "leave_out" and c.equal_groups == "keep":
+        _refuse(
+            'equal_groups="keep" with zero_advantages="leave_out"',
+            'All that is kept would be left out: set zero_advantages="count".',
+        )
     if c.overlong_limit is not None and c.overlong_buffer > c.overlong_limit:
         _refuse(
             f"overlong_buffer={c.overlong_buffer} with overlong_limit={c.overlong_limit}",

@@ -76,6 +76,9 @@ class TrainConfig(_Config):
     equal_groups: Literal["skip", "keep"] = "skip"
     """Groups with nothing to learn from, all rewards equal: left out, or kept for the KL and the
     entropy; their tokens then count in the means."""
+    zero_advantages: Literal["count", "leave_out"] = "count"
+    """Calls with an advantage of exactly 0, in groups that differ: they count in the means, as the
+    papers have it, or are left out, which computes less and makes the others' share bigger."""
     overlong_limit: int | None = Field(None, ge=1)
     """Sampled tokens of a trajectory from which it gets a penalty of 1 (DAPO). None: no penalty."""
     overlong_buffer: int = Field(4096, ge=1)

@@ -107,6 +107,8 @@ def select(
             for one in found.candidates
             if one.why_silent is not None
         ]
+    if config.zero_advantages == "leave_out":
+        samples = [sample for sample in samples if sample.advantage != 0.0]
     everyone = sum(len(group) for group in groups)
     share = trajectories / everyone if everyone else 0.0
     skipped.sort(key=lambda skip: skip.group)

@@ -350,6 +350,15 @@ def test_equal_groups_may_be_kept() -> None:
         assert [s.advantage for s in alone.samples] == [0, 0]
 
 
+def test_calls_without_an_advantage_may_be_left_out() -> None:
+    """Rewards 1, .5 and 0: the second is the mean."""
+    found = {
+        setting: [s.advantage for s in chosen(group(1, 0.5, 0), zero_advantages=setting).samples]
+        for setting in ("count", "leave_out")
+    }
+    assert found == {"count": [0.5, 0, -0.5], "leave_out": [0.5, -0.5]}
+
+
 def test_the_running_baseline_goes_on_from_step_to_step() -> None:
     """RAE, arXiv:2506.24119: [1, -.05, -.0475, .954875] from 0, ending at .092869."""
     first = chosen(group(1, 0), group(0, 1), baseline="running")
