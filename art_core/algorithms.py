@@ -7,12 +7,32 @@ The formulae are in batch/advantages.py and training/*_losses.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from art_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from art_core.config import TrainConfig
+
+Baseline: TypeAlias = Literal["group", "leave_one_out", "length", "batch", "running"]
+Scale: TypeAlias = Literal["none", "group", "group_sample", "mean", "batch", "batch_centred"]
+Spread: TypeAlias = Literal["own", "to_go"]
+Aggregation: TypeAlias = Literal["token", "sequence", "rollout", "constant"]
+Loss: TypeAlias = Literal[
+    "ppo",
+    "reinforce",
+    "cispo",
+    "gspo",
+    "gspo_token",
+    "luspo",
+    "gmpo",
+    "sapo",
+    "vespo",
+    "dppo",
+    "spo",
+    "drpo",
+    "decoupled",
+]
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "grpo": {  # arXiv:2402.03300; the KL's weight as in DeepSeek-R1
@@ -38,7 +58,15 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     },
     "dppo": {"loss_fn": "dppo"},  # arXiv:2602.04879
 }
-"""What each sets; the rest is `TrainConfig`'s default."""
+"""What each sets; the rest is `TrainConfig`'s default.
+
+Which when: "dapo" is the plain choice where groups have few right answers; "dr_grpo" where answers
+grow longer for no reason; "gspo" for long answers and models with experts, whose token ratios are
+noise; "cispo" and "dppo" where rare tokens, such as a tool's name, have to become likely, which a
+clip forbids, and where calls are some steps old; "rloo" for one update of fresh calls with nothing
+to tune; "grpo" where the policy must stay near the base model, at the price of one more forward
+pass.
+"""
 
 BOUNDS: Mapping[str, tuple[float, float]] = {
     "ppo": (0.2, 0.28),  # DAPO's
@@ -177,6 +205,11 @@ def _advantages(c: TrainConfig) -> None:
             f'call_baseline="visit" with baseline="{c.baseline}", '
             f'scale_rewards="{c.scale_rewards}"',
             'Set baseline="group" or "leave_one_out" and scale_rewards="none" or "group".',
+        )
+    if c.zero_advantages == "leave_out" and c.equal_groups == "keep":
+        _refuse(
+            'equal_groups="keep" with zero_advantages="leave_out"',
+            'All that is kept would be left out: set zero_advantages="count".',
         )
     if c.overlong_limit is not None and c.overlong_buffer > c.overlong_limit:
         _refuse(

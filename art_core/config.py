@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from art_core import algorithms
+from art_core.algorithms import Aggregation, Baseline, Loss, Scale, Spread
 from art_core.errors import ConfigError
 
 
@@ -55,20 +56,18 @@ class TrainConfig(_Config):
 
     # From rewards to advantages (batch/advantages.py)
 
-    baseline: Literal["group", "leave_one_out", "length", "batch", "running"] = "group"
+    baseline: Baseline = "group"
     """What a reward is compared with: the mean of its group, of the others in it (RLOO), of its
     group weighted by length (OPO), of the whole step (REINFORCE++), or a running mean that is kept
     from step to step (RAE)."""
-    scale_rewards: Literal["none", "group", "group_sample", "mean", "batch", "batch_centred"] = (
-        "none"
-    )
+    scale_rewards: Scale = "none"
     """What the difference is divided by: nothing (Dr. GRPO), the group's std (GRPO), that with
     n - 1 (TRL), the group's mean (MaxRL), the std of the step's rewards (REINFORCE++, Lite PPO), or
     of the step's differences (REINFORCE++-baseline). True and False mean "group" and "none"."""
     reward_parts: tuple[str, ...] = ()
     """Names of trajectory metrics that are the reward's parts. Each is normalised by itself within
     the group and their sum over the step (GDPO), instead of comparing `reward`."""
-    call_rewards: Literal["own", "to_go"] = "own"
+    call_rewards: Spread = "own"
     """Where rewards of single calls (`Trajectory.add_reward`) count: for the call itself, or also
     for the calls before it in the trajectory."""
     call_baseline: Literal["trajectory", "visit"] = "trajectory"
@@ -77,6 +76,9 @@ class TrainConfig(_Config):
     equal_groups: Literal["skip", "keep"] = "skip"
     """Groups with nothing to learn from, all rewards equal: left out, or kept for the KL and the
     entropy; their tokens then count in the means."""
+    zero_advantages: Literal["count", "leave_out"] = "count"
+    """Calls with an advantage of exactly 0, in groups that differ: they count in the means, as the
+    papers have it, or are left out, which computes less and makes the others' share bigger."""
     overlong_limit: int | None = Field(None, ge=1)
     """Sampled tokens of a trajectory from which it gets a penalty of 1 (DAPO). None: no penalty."""
     overlong_buffer: int = Field(4096, ge=1)
@@ -84,10 +86,7 @@ class TrainConfig(_Config):
 
     # The loss (training/loss.py)
 
-    loss_fn: Literal[
-        "ppo", "reinforce", "cispo", "gspo", "gspo_token", "luspo", "gmpo", "sapo", "vespo", "dppo",
-        "spo", "drpo", "decoupled",
-    ] = "ppo"  # fmt: skip
+    loss_fn: Loss = "ppo"
     """"ppo" is the clipped ratio of GRPO and DAPO; the others go by the names of their papers."""
     epsilon: float | None = Field(None, gt=0.0)
     """Lower bound: the ratio counts down to 1 - epsilon. None: what `loss_fn` is used with, see
@@ -119,7 +118,7 @@ class TrainConfig(_Config):
     entropy_top_share: float = Field(1.0, gt=0.0, le=1.0)
     """Share of a step's tokens, those of the highest entropy, that the policy loss looks at
     (arXiv:2506.01939 uses 0.2); the others count in the mean all the same."""
-    aggregation: Literal["token", "sequence", "rollout", "constant"] = "token"
+    aggregation: Aggregation = "token"
     """What is averaged: tokens of the step, calls, or trajectories; or the sum over calls of
     `horizon` tokens (Dr. GRPO)."""
     horizon: int = Field(1024, ge=1)

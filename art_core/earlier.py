@@ -30,7 +30,7 @@ class Earlier:
         self._calls: list[ModelCall] = []
         self._read = np.zeros(len(calls), np.int64)  # messages
         self._ids = Prefixes(len(calls))
-        self._messages, self._messages_without_ids = _Answers(), _Answers()
+        self._messages, self._messages_without_ids = Answers(), Answers()
         self._all_have_ids = all(call.prompt_ids is not None for call in calls)
 
     def add(self, call: ModelCall) -> None:
@@ -76,7 +76,7 @@ class Earlier:
         return []
 
 
-class _Answers:
+class Answers:
     """Places of calls by how many messages they had read, and by the text of their answer."""
 
     def __init__(self) -> None:
@@ -110,9 +110,22 @@ def _text_of(message: Message) -> str:
 def _goes_on(call: ModelCall, before: ModelCall) -> bool:
     """True if `call` read the whole of `before`: by ids, or by messages where either has none."""
     if before.sampled_ids is None or before.prompt_ids is None or call.prompt_ids is None:
-        start = [*before.messages, before.message]
-        read = call.messages[: len(start)]
-        return len(read) == len(start) and all(map(same_message, read, start))
+        return extends_messages(call, before)
+    return extends_ids(call, before)
+
+
+def extends_messages(call: ModelCall, before: ModelCall) -> bool:
+    """True if the messages of `call` begin with those of `before` and its answer."""
+    start = [*before.messages, before.message]
+    read = call.messages[: len(start)]
+    return len(read) == len(start) and all(map(same_message, read, start))
+
+
+def extends_ids(call: ModelCall, before: ModelCall) -> bool:
+    """True if the prompt of `call` begins with what `before` read and sampled; both have ids."""
+    assert call.prompt_ids is not None
+    assert before.prompt_ids is not None
+    assert before.sampled_ids is not None
     middle = len(before.prompt_ids)
     end = middle + len(before.sampled_ids)
     return (

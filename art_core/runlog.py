@@ -53,8 +53,8 @@ def summarize(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
         "trajectories", "failures", "exception_rate" (failures / rollouts), "completion_tokens"
         (mean sampled tokens a trajectory), the mean of each of the trajectories' and groups'
         metrics, "ended/<how>" (share of trajectories) for other ends than "completed", and where
-        calls were captured "calls/answered", "calls/seen", "calls/kept" and "calls/left_out/<why>"
-        (calls a trajectory; see `Completeness`).
+        calls were captured "calls/answered", "calls/seen", "calls/kept", "calls/left_out/<why>" and
+        "calls/rendered" (calls a trajectory; see `Completeness`).
     """
     trajectories = [trajectory for group in groups for trajectory in group]
     failures = sum(len(group.exceptions) for group in groups)

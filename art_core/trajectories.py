@@ -20,7 +20,7 @@ from collections.abc import (
 )
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, SupportsFloat, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, SkipValidation
 
@@ -103,7 +103,8 @@ class Trajectory(BaseModel):
         Raises:
             RewardError: the reward is not finite, or no call is meant.
         """
-        if not math.isfinite(reward):
+        value = number_of(reward)
+        if value is None or not math.isfinite(value):
             raise RewardError("reward of a call", got=reward, expected="a finite number")
         if (call is None) == (node is None):
             raise RewardError("a reward for no call", expected="either call= or node=")
@@ -122,7 +123,7 @@ class Trajectory(BaseModel):
             )
         for i in meant:
             before = self.calls[i].reward or 0.0
-            self.calls[i] = replace(self.calls[i], reward=before + float(reward))
+            self.calls[i] = replace(self.calls[i], reward=before + value)
 
     def log(self, message: str) -> None:
         """Keep a line of text with the trajectory."""
@@ -216,6 +217,21 @@ def as_message(item: Message | Choice) -> Message:
     if isinstance(item, Choice):
         return item.message.model_dump(exclude_none=True)
     return item
+
+
+def number_of(reward: Any) -> float | None:
+    """What the user assigned as a number, be it bool, NumPy's or a tensor of one element.
+
+    None: it is no number. Beyond what a float can hold it is infinite.
+    """
+    if not isinstance(reward, float | int | SupportsFloat):  # a protocol alone is slow to ask
+        return None
+    try:
+        return float(reward)
+    except OverflowError:
+        return math.inf
+    except (TypeError, ValueError, RuntimeError):  # an array of several
+        return None
 
 
 Rollout: TypeAlias = Trajectory | BaseException | Awaitable[Trajectory]

@@ -11,13 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
+from art_core.algorithms import Baseline, Scale
 from art_core.errors import RewardError
 
 Groups: TypeAlias = Sequence[Sequence[float]]
-Baseline: TypeAlias = Literal["group", "leave_one_out", "length", "batch", "running"]
-Scale: TypeAlias = Literal["none", "group", "group_sample", "mean", "batch", "batch_centred"]
 
 EPS = 1e-6
 """Added to a group's std."""

@@ -10,15 +10,18 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, SupportsFloat
+from typing import Any
 
 from art_core.batch.advantages import overlong_penalty
-from art_core.batch.credit import Worth, worth
+from art_core.batch.credit import Worth, earned, worth
 from art_core.batch.fitting import Fitted, Misfit, fit
 from art_core.calls import ModelCall
 from art_core.config import TrainConfig
 from art_core.errors import NoTrainableTokens, RewardError, StaleCall, WrongModel
-from art_core.trajectories import Trajectory
+from art_core.trajectories import Trajectory, number_of
+
+_LARGEST = 1e100
+"""A reward whose square, over many, is still a float."""
 
 
 class NotFinite(Exception):
@@ -76,23 +79,32 @@ def candidate(
     for call in kept:
         _check_age(call, step, config.max_staleness, where)
     why_silent = None if kept else _why_silent(trajectory, calls, fitted)
-    own = [None if c.reward is None else _finite(c.reward, "reward of a call", where) for c in kept]
-    value = worth(reward, own, config.call_rewards)
+    own = [
+        None if c.reward is None else _finite(c.reward, "reward of a call", where)
+        for c in trajectory.calls
+    ]
+    by_call = dict(
+        zip((c.key for c in trajectory.calls), earned(own, config.call_rewards), strict=True)
+    )
+    value = worth(reward, [by_call[c.key] for c in kept])
     return Candidate(index, kept, why_silent, value, parts, length, fitted.misfits)
 
 
 def _finite(reward: Any, what: str, where: str) -> float:
-    """`reward`, whatever the user assigned, as a float."""
-    if not isinstance(reward, float | int | SupportsFloat):  # a protocol alone is slow to ask
+    """`reward`, whatever the user assigned, as a float that can be squared and summed up."""
+    value = number_of(reward)
+    if value is None:
         raise RewardError(
             f"{what} of {where}",
             got=reward,
             expected="a finite number",
             fix="Set traj.reward before training, or leave the trajectory out of its group.",
         )
-    if not math.isfinite(reward):
-        raise NotFinite(f"its {what} is {float(reward)}")
-    return float(reward)
+    if not math.isfinite(value):
+        raise NotFinite(f"its {what} is {value}")
+    if abs(value) > _LARGEST:
+        raise NotFinite(f"its {what}, {value:g}, is too large to be compared")
+    return value
 
 
 def _why_silent(trajectory: Trajectory, calls: Sequence[ModelCall], fitted: Fitted) -> str:

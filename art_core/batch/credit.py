@@ -11,12 +11,12 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
+from art_core.algorithms import Spread
 from art_core.batch.advantages import EPS, Yardstick, mean, means_of_the_others, std
 from art_core.calls import Origin
 
-Spread: TypeAlias = Literal["own", "to_go"]
 Place: TypeAlias = tuple[str, int]
 """Where in a graph a call was made: the node with those around it, and the n-th call there."""
 
@@ -26,23 +26,32 @@ class Worth:
     """What a trajectory's calls are worth."""
 
     calls: tuple[float, ...]
-    """Of each call, in the order they were made."""
+    """Of each trained call, in the order they were made."""
     whole: float
-    """Of the trajectory, to be compared with the others of its group: the mean of its calls."""
+    """Of the trajectory, to be compared with the others of its group: the mean of these."""
 
 
-def worth(reward: float, own: Sequence[float | None], spread: Spread) -> Worth:
-    """What the calls of one trajectory are worth.
+def earned(own: Sequence[float | None], spread: Spread) -> list[float]:
+    """What each call of a trajectory earned beside the trajectory's reward.
+
+    Args:
+        own: rewards of all its calls, also of those that are context; None where one has none.
+    """
+    found = [r or 0.0 for r in own]
+    if spread == "to_go" and any(found):
+        return [math.fsum(found[i:]) for i in range(len(found))]
+    return found
+
+
+def worth(reward: float, earned: Sequence[float]) -> Worth:
+    """What a trajectory is worth.
 
     Args:
         reward: of the trajectory.
-        own: rewards of its calls; None where a call has none.
+        earned: beside it, by each of the calls that are trained.
     """
-    if all(r is None for r in own):
-        return Worth((reward,) * len(own), reward)
-    earned = [r or 0.0 for r in own]
-    if spread == "to_go":
-        earned = [math.fsum(earned[i:]) for i in range(len(earned))]
+    if not any(earned):  # to the bit, which a mean of equal numbers need not be
+        return Worth((reward,) * len(earned), reward)
     calls = tuple(reward + r for r in earned)
     return Worth(calls, mean(calls))
 

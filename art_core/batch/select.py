@@ -101,15 +101,22 @@ def select(
     samples: list[Sample] = []
     trained = trajectories = 0
     for found, columns in zip(compared, advantages, strict=True):
-        before = trajectories
-        for one, column in zip(found.candidates, columns, strict=True):
-            if one.why_silent is not None:
-                reason = f"trajectory {one.index}: {one.why_silent}"
-                skipped.append(Skipped(found.index, reason, 1))
-                continue
-            samples += _samples(one, column, len(samples), trajectories, step)
-            trajectories += 1
-        trained += trajectories > before
+        speak = [
+            (one, column)
+            for one, column in zip(found.candidates, columns, strict=True)
+            if one.why_silent is None
+        ]
+        for trajectory, (one, column) in enumerate(speak, start=trajectories):
+            samples += _samples(one, column, len(samples), trajectory, step)
+        trajectories += len(speak)
+        trained += bool(speak)
+        skipped += [
+            Skipped(found.index, f"trajectory {one.index}: {one.why_silent}", 1)
+            for one in found.candidates
+            if one.why_silent is not None
+        ]
+    if config.zero_advantages == "leave_out":
+        samples = [sample for sample in samples if sample.advantage != 0.0]
     everyone = sum(len(group) for group in groups)
     share = trajectories / everyone if everyone else 0.0
     skipped.sort(key=lambda skip: skip.group)

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
 
-Aggregation: TypeAlias = Literal["token", "sequence", "rollout", "constant"]
+from art_core.algorithms import Aggregation
 
 
 def entry_weights(

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from art_core.batch.forest import Entries, Float, Row, Sample
 from art_core.config import TrainConfig
@@ -22,6 +23,7 @@ from art_core.nn.lora import LoraModel
 from art_core.training import kl
 from art_core.training.entropy import least_of_top
 from art_core.training.logprobs import entry_logprobs
+from art_core.training.loss import Tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +47,27 @@ class KnownRow:
     """As `now`, in nats."""
     left_out: npt.NDArray[np.bool_] | None = None
     """Entries that the policy loss does not look at; None: none."""
+
+    def tokens(self, logprobs: Tensor, entropies: Tensor) -> Tokens:
+        """With what the policy of the moment says of the entries."""
+        device, entries = logprobs.device, self.row.entries
+
+        def tensor(values: Float) -> Tensor:
+            return torch.as_tensor(values, device=device).to(logprobs.dtype)
+
+        old, out = tensor(self.old), self.left_out
+        return Tokens(
+            new=logprobs,
+            entropy=entropies,
+            old=torch.where(old.isnan(), logprobs.detach(), old),
+            advantage=tensor(self.advantage),
+            weight=tensor(entries.weight),
+            call=torch.as_tensor(entries.call, device=device),
+            sampler=None if self.sampler is None else tensor(self.sampler),
+            reference=None if self.reference is None else tensor(self.reference),
+            staleness=tensor(self.staleness),
+            left_out=None if out is None else torch.as_tensor(out, device=device),
+        )
 
 
 def known_rows(

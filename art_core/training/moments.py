@@ -101,8 +101,3 @@ def read_state(folder: Path) -> tuple[TrainerState, dict[str, Tensor]]:
             got=str(folder),
             fix="Choose another step.",
         ) from error
-
-
-def first_bad(tensors: dict[str, Tensor]) -> str | None:
-    """Name of the first tensor that holds NaN or infinity; None if none does."""
-    return next((name for name, t in tensors.items() if not bool(t.isfinite().all())), None)

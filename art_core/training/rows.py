@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from art_core.batch.forest import Row, Sample, common_prefix, plant
+from art_core.batch.forest import Row, Sample, plant
+from art_core.batch.leaves import common_prefix
 from art_core.nn.lora import LoraModel
 
 

@@ -21,16 +21,16 @@ from torch import Tensor
 from art_core.batch.forest import Row, Sample
 from art_core.batch.minibatches import minibatches
 from art_core.config import TrainConfig, TrainSFTConfig
-from art_core.errors import NonFiniteStep, TrainingError
+from art_core.errors import ARTError, TrainingError
 from art_core.nn.lora import LoraModel
 from art_core.training.entropy import EntropyBonus
+from art_core.training.finite import check_gradient, check_weights, first_bad
 from art_core.training.known import KnownRow, known_rows
 from art_core.training.logprobs import entry_logprobs
-from art_core.training.loss import LossParts, Tokens, row_loss
+from art_core.training.loss import LossParts, row_loss
 from art_core.training.moments import (
     OPTIMIZER,
     TrainerState,
-    first_bad,
     get_moments,
     read_state,
     set_moments,
@@ -200,6 +200,10 @@ class Trainer:
             **figures,
             "ratio_min": min(f["ratio_min"] for f in each),
             "ratio_max": max(f["ratio_max"] for f in each),
+            # Before the first update `old` is what the sampler said, or `kl_sampler` is there.
+            "kl_sampler": mean.get("kl_sampler", each[0]["kl"]),
+            "old_recomputed": float(config.old_logprobs == "recomputed"),
+            "updates": len(each),
             "tokens_computed": watch.total,
         }
 
@@ -240,9 +244,10 @@ class Trainer:
         Raises:
             NonFiniteStep: `loss`, a gradient or a new weight is not finite.
         """
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
-        self._check_gradient(loss, float(norm))
+        named = self._named()
+        gradients = {name: p.grad for name, p in named.items() if p.grad is not None}
+        norm = torch.nn.utils.get_total_norm(list(gradients.values()))
+        check_gradient(gradients, loss=loss, norm=float(norm))
         torch.nn.utils.clip_grads_with_norm_(self._parameters, config.max_grad_norm, norm)
         for group in self._optimizer.param_groups:
             group.update(
@@ -250,60 +255,15 @@ class Trainer:
             )
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        self._check_weights(learning_rate)
+        check_weights(named, learning_rate=learning_rate)
         self._state = replace(self._state, updates=self._state.updates + 1)
         return float(norm)
 
     def _loss(self, known: KnownRow, config: TrainConfig, entropy_coef: float) -> LossParts:
-        logprobs, entropies = entry_logprobs(
-            self._model, known.row, entropy_gradient=entropy_coef != 0
-        )
-        entries = known.row.entries
-
-        def tensor(values: object) -> Tensor:
-            return torch.as_tensor(values, device=logprobs.device).to(logprobs.dtype)
-
-        old = tensor(known.old)
-        tokens = Tokens(
-            new=logprobs,
-            entropy=entropies,
-            old=torch.where(old.isnan(), logprobs.detach(), old),
-            advantage=tensor(known.advantage),
-            weight=tensor(entries.weight),
-            call=torch.as_tensor(entries.call, device=logprobs.device),
-            sampler=None if known.sampler is None else tensor(known.sampler),
-            reference=None if known.reference is None else tensor(known.reference),
-            staleness=tensor(known.staleness),
-            left_out=(
-                None
-                if known.left_out is None
-                else torch.as_tensor(known.left_out, device=logprobs.device)
-            ),
+        tokens = known.tokens(
+            *entry_logprobs(self._model, known.row, entropy_gradient=entropy_coef != 0)
         )
         return row_loss(tokens, config, entropy_coef=entropy_coef)
-
-    def _check_gradient(self, loss: float, norm: float) -> None:
-        if math.isfinite(loss) and math.isfinite(norm):
-            return
-        gradients = {k: p.grad for k, p in self._named().items() if p.grad is not None}
-        raise NonFiniteStep(
-            "loss or gradient is not finite",
-            tensor=first_bad(gradients) or "loss",
-            got={"loss": loss, "grad_norm": norm},
-            fix="The adapter is unchanged. Lower the learning rate, or look for wild rewards.",
-        )
-
-    def _check_weights(self, learning_rate: float) -> None:
-        if bool(torch.nn.utils.get_total_norm(self._parameters).isfinite()):
-            return
-        bad = first_bad(self._named())
-        if bad is not None:
-            raise NonFiniteStep(
-                "the update made weights that are not finite",
-                tensor=bad,
-                got={"learning_rate": learning_rate},
-                fix="The adapter is unchanged. Lower the learning rate.",
-            )
 
     def _named(self) -> dict[str, Tensor]:
         """The parameters under the names that they have in an adapter's file."""
@@ -320,7 +280,8 @@ class Trainer:
         """Put adapter and optimizer back as they were if the body raises.
 
         Raises:
-            TrainingError: for an error of torch, or want of memory; it holds no tensor.
+            TrainingError: for an error of torch, or want of memory. Neither it nor another error of
+                ours holds a tensor.
         """
         weights = [p.detach().clone() for p in self._parameters]
         moments = get_moments(self._optimizer, self._parameters)
@@ -334,8 +295,9 @@ class Trainer:
                     parameter.copy_(weight)
             set_moments(self._optimizer, self._parameters, moments)
             self._state = state
-            if isinstance(error, RuntimeError | MemoryError):
+            if isinstance(error, RuntimeError | MemoryError | ARTError):
                 traceback.clear_frames(error.__traceback__)  # they hold the tensors of the step
+            if isinstance(error, RuntimeError | MemoryError):
                 raise TrainingError(
                     f"the step failed ({error})",
                     fix="The adapter is unchanged. If memory ran out, lower "

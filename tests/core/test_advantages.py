@@ -4,10 +4,9 @@ import math
 
 import pytest
 
+from art_core.algorithms import Baseline, Scale
 from art_core.batch.advantages import (
-    Baseline,
     Groups,
-    Scale,
     advantages,
     are_equal,
     decoupled_advantages,

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from art_core.batch.credit import Spread, Worth, places, worth
+from art_core.algorithms import Spread
+from art_core.batch.credit import Worth, earned, places, worth
 from art_core.batch.select import Selection, select
 from art_core.calls import ModelCall, Origin
 from art_core.config import TrainConfig
@@ -44,13 +45,13 @@ def test_worth(
     own: list[float | None], spread: Spread, calls: tuple[float, ...], whole: float
 ) -> None:
     """The trajectory earned 1; "to_go": each call also has what the calls after it earned."""
-    found = worth(1, own, spread)
+    found = worth(1, earned(own, spread))
     assert found.calls == calls
     assert found.whole == pytest.approx(whole)
 
 
 def test_without_rewards_of_calls_a_trajectory_is_worth_its_reward_to_the_bit() -> None:
-    assert worth(0.1, [None] * 3, "own") == Worth((0.1,) * 3, 0.1)
+    assert worth(0.1, earned([None] * 3, "own")) == Worth((0.1,) * 3, 0.1)
 
 
 # --- setting them --------------------------------------------------------------------------------
@@ -91,6 +92,7 @@ def test_nodes_of_subgraphs() -> None:
     ("reward", "whom", "message"),
     [
         (float("nan"), {"node": "plan"}, "got nan, expected a finite number"),
+        ("much", {"node": "plan"}, "got 'much', expected a finite number"),
         (1, {}, "expected either call= or node="),
         (1, {"node": "plan", "call": make_call()}, "expected either call= or node="),
         (1, {"node": "elsewhere"}, r"\('elsewhere', None\).* one of \['act', 'plan'\]"),
@@ -99,7 +101,7 @@ def test_nodes_of_subgraphs() -> None:
         (1, {"call": make_call(record_id="other")}, "other"),
     ],
 )
-def test_a_reward_for_nothing_is_refused(reward: float, whom: dict[str, Any], message: str) -> None:
+def test_a_reward_for_nothing_is_refused(reward: Any, whom: dict[str, Any], message: str) -> None:
     trajectory = played(1, "plan", "act")
     with pytest.raises(RewardError, match=message):
         trajectory.add_reward(reward, **whom)
@@ -126,6 +128,21 @@ def test_a_calls_reward_counts_for_what_came_before() -> None:
     first, second = played(0, "plan", "act"), played(0, "plan", "act")
     first.add_reward(1, node="act")
     assert advantages(first, second, call_rewards="to_go") == [0.5, 0.5, -0.5, -0.5]
+
+
+def test_what_is_only_context_counts_for_what_came_before() -> None:
+    """Another model's call earned 2 between two of ours: 1 + 2 + 4 = 7 and 4, by trajectory 5.5,
+    against 0.
+    """
+    judged = Trajectory(
+        reward=0,
+        calls=[
+            make_call(record_id="a", reward=1),
+            make_call(record_id="b", model="other", reward=2),
+            make_call(record_id="c", reward=4),
+        ],
+    )
+    assert advantages(judged, played(0, "act"), call_rewards="to_go") == [4.25, 1.25, -2.75]
 
 
 def test_the_std_is_that_of_the_trajectories() -> None:

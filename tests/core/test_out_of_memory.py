@@ -1,6 +1,5 @@
 """Case 090: memory runs out in a step, once or always; nothing counts twice, nothing is held."""
 
-import gc
 import weakref
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from art_core.nn.lora import LoraModel
 from art_core.training.out_of_memory import OutOfMemory, is_out_of_memory
 from art_core.training.trainer import Trainer
 from tests.core.samples import make_sample, policy_calls
-from tests.core.tiny_policy import NAME, same_bits, tiny_policy, weights
+from tests.core.tiny_policy import NAME, same_bits, tensors_alive, tiny_policy, weights
 
 CONFIG = TrainConfig(learning_rate=1e-3, entropy_coef=0.01, max_tokens_per_row=24)
 FIGURES = ("loss", "entropy", "kl", "clipped", "grad_norm", "tokens_trained")
@@ -94,11 +93,6 @@ def test_a_pass_without_gradients_may_run_out_too(tiny_llama: Path) -> None:
     assert worst(weights(short), weights(calm)) <= 1e-6
 
 
-def alive() -> int:
-    gc.collect()
-    return sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
-
-
 @pytest.mark.parametrize("late", [False, True], ids=["forward", "backward"])
 def test_a_row_that_never_fits_is_named(tiny_llama: Path, late: bool) -> None:
     """A call of 60 + 3 - 1 tokens where 50 fit; the 45 of all the others do. The step is undone;
@@ -107,7 +101,7 @@ def test_a_row_that_never_fits_is_named(tiny_llama: Path, late: bool) -> None:
     model = tiny_policy(tiny_llama)
     trainer = Trainer(model, NAME, seed=0)
     trainer.step(policy_calls(), CONFIG)
-    before, there = weights(model), alive()
+    before, there = weights(model), tensors_alive()
     memory = Memory(model, limit=50, late=late)
     long = make_sample([299] * 60, [1, 2, 3], call=99, trajectory=99)
     config = CONFIG.model_copy(update={"max_tokens_per_row": 64})
@@ -119,7 +113,7 @@ def test_a_row_that_never_fits_is_named(tiny_llama: Path, late: bool) -> None:
     assert "the longest has 62 tokens" in message
     assert memory.rows == [45, 62], "a call can't be parted, so that there is no second try"
     assert same_bits(weights(model), before)
-    assert alive() == there
+    assert tensors_alive() == there
 
 
 def test_memory_that_ends_in_the_optimizer_undoes_the_step(

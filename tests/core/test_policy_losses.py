@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from art_core.batch.weights import Aggregation
+from art_core.algorithms import Aggregation
 from art_core.training.policy_losses import (
     Terms,
     cispo,

@@ -108,7 +108,7 @@ def test_no_groups_select_nothing() -> None:
 # --- rewards -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bad", [None, "1.0", [1.0]])
+@pytest.mark.parametrize("bad", [None, "1.0", [1.0], np.array([1.0, 2.0]), 1j])
 def test_a_missing_reward_is_named(bad: Any) -> None:
     """Case 045, none_reward: never 0 by default."""
     with pytest.raises(RewardError) as caught:
@@ -126,6 +126,14 @@ def test_a_reward_that_is_not_finite_leaves_its_trajectory_out(bad: float) -> No
     assert [s.trajectory for s in selection.samples] == [0, 1, 2, 3]
     assert reasons(selection) == [(0, f"trajectory 0: its reward is {float(bad)}", 1)]
     assert selection.share == 4 / 5
+
+
+@pytest.mark.parametrize(("bad", "told"), [(1e308, ", 1e+308, is too l"), (10**400, " is inf")])
+def test_a_reward_too_large_to_be_compared_is_left_out(bad: float, told: str) -> None:
+    selection = chosen(group(bad, 1.0, 0.0))
+    assert [s.advantage for s in selection.samples] == [0.5, -0.5]
+    ((_, reason, _),) = reasons(selection)
+    assert reason.startswith(f"trajectory 0: its reward{told}")
 
 
 def test_a_group_that_is_left_with_one_is_skipped() -> None:
@@ -340,6 +348,15 @@ def test_equal_groups_may_be_kept() -> None:
     for term in terms:
         alone = chosen(group(1, 1), equal_groups="keep", **term)
         assert [s.advantage for s in alone.samples] == [0, 0]
+
+
+def test_calls_without_an_advantage_may_be_left_out() -> None:
+    """Rewards 1, .5 and 0: the second is the mean."""
+    found = {
+        setting: [s.advantage for s in chosen(group(1, 0.5, 0), zero_advantages=setting).samples]
+        for setting in ("count", "leave_out")
+    }
+    assert found == {"count": [0.5, 0, -0.5], "leave_out": [0.5, -0.5]}
 
 
 def test_the_running_baseline_goes_on_from_step_to_step() -> None:

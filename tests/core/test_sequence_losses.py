@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from art_core.batch.weights import Aggregation
+from art_core.algorithms import Aggregation
 from art_core.training.policy_losses import Terms, clipped
 from art_core.training.sequence_losses import (
     Calls,

@@ -29,6 +29,7 @@ from tests.core.tiny_policy import (
     reference_loss,
     reference_parameters,
     same_bits,
+    tensors_alive,
     tiny_policy,
     weights,
 )
@@ -476,6 +477,20 @@ def test_a_bad_gradient_is_named_and_undone(
     trainer.step(calls(1), CONFIG)
     untouched.step(calls(1), CONFIG)
     assert same_bits(weights(model), weights(untouched_model))
+
+
+@pytest.mark.parametrize(
+    ("samples", "changes"), [(wild(), {}), (calls(), {"learning_rate": 1e308})]
+)
+def test_an_error_that_is_kept_holds_no_tensor(
+    tiny_llama: Path, samples: list[Sample], changes: dict[str, Any]
+) -> None:
+    _, trainer = trained_once(tiny_llama)
+    there = tensors_alive()
+    with pytest.raises(NonFiniteStep) as caught:
+        trainer.step(samples, CONFIG.model_copy(update=changes))
+    assert tensors_alive() == there
+    assert caught.value.tensor.startswith("base_model.model.")
 
 
 def test_weights_that_are_not_finite_are_never_saved(tiny_llama: Path, tmp_path: Path) -> None:

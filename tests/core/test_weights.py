@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from art_core.batch.weights import Aggregation, entry_weights
+from art_core.algorithms import Aggregation
+from art_core.batch.weights import entry_weights
 
 
 def test_token_weights_give_every_token_the_same() -> None:

@@ -7,6 +7,7 @@ the model's dtype, so float64 models get one that does not, both ours and the re
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,6 +48,12 @@ def weights(model: LoraModel, name: str = NAME) -> dict[str, Tensor]:
 def same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     """True if both hold the same tensors, bit for bit."""
     return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+def tensors_alive() -> int:
+    """How many tensors there are in the process."""
+    gc.collect()
+    return sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
 
 
 def in_peft(base: Path, adapter: Path, dtype: torch.dtype) -> Any:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from art_core.batch.weights import Aggregation, entry_weights
+from art_core.algorithms import Aggregation
+from art_core.batch.weights import entry_weights
 from art_core.training.policy_losses import Terms
 from art_core.training.sequence_losses import Calls
 
