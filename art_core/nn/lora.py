@@ -21,6 +21,7 @@ from art_core.config import LoraSettings
 from art_core.errors import BaseModelError, CheckpointError, ConfigError
 from art_core.nn import attention
 from art_core.nn.linear import use_onednn
+from art_core.nn.merging import Merging
 
 WEIGHTS = "adapter_model.safetensors"
 
@@ -39,6 +40,7 @@ class LoraModel:
         self._causal = base.eval().requires_grad_(False)
         use_onednn(self._causal)
         self._head = base.get_output_embeddings()
+        self._merging = Merging(self._causal)
         self._tuner: Any = None  # peft's, once there is an adapter
         self._active: str | None = None
         self._trainable = False
@@ -89,6 +91,9 @@ class LoraModel:
 
     def hidden(self, ids: Tensor, depth: Tensor, row: attention.Row) -> Tensor:
         """ids, depth: [N] -> hidden states [N, H] under the active adapter."""
+        merged = self._merging.weights(self._active, learns=self._trainable)
+        if merged is not None:
+            return merged.hidden(ids, depth, row)
         out = self._causal.base_model(
             input_ids=ids.unsqueeze(0),
             position_ids=depth.unsqueeze(0),
@@ -180,6 +185,7 @@ class LoraModel:
         if name not in self.adapters():
             return
         self.activate(None)
+        self._merging.forget()
         self._tuner.set_adapter([], inference_mode=True)  # peft warns when it has to choose another
         self._tuner.delete_adapter(name)
 
@@ -231,6 +237,7 @@ class LoraModel:
     def _fill(self, name: str, weights: dict[str, Tensor], folder: Path) -> None:
         from peft.utils import set_peft_model_state_dict
 
+        self._merging.forget()
         try:
             fit: Any = set_peft_model_state_dict(self._causal, weights, adapter_name=name)
         except RuntimeError as error:  # a shape is wrong
