@@ -93,7 +93,9 @@ def _norms_alike(module: Any, epsilon: float) -> bool:
     weight = module.weight
     x = torch.linspace(-2.0, 3.0, len(weight), dtype=weight.dtype, device=weight.device)
     expected = Norm(epsilon).forward(x) * weight
-    return bool(((module(x) - expected).abs() <= 8 * torch.finfo(x.dtype).eps * x.abs().max()).all())
+    return bool(
+        ((module(x) - expected).abs() <= 8 * torch.finfo(x.dtype).eps * x.abs().max()).all()
+    )
 
 
 def copied_bytes(causal: Any) -> int:
