@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+_LARGE = 128 * 128
+"""Numbers of a product from which on oneDNN is faster than torch's batch of small ones."""
+
 
 class OneDnnLinear(nn.Linear):
     """`nn.Linear` by oneDNN."""
@@ -54,6 +57,13 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     flat = x.reshape(-1, x.shape[-1])
     out: Tensor = torch.ops.mkldnn._linear_pointwise(flat, weight, bias, "none", [], "")
     return out.view(*x.shape[:-1], weight.shape[0])
+
+
+def products(x: Tensor, weight: Tensor) -> Tensor:
+    """x [n, p, i], weight [n, o, i] -> [n, p, o]: n products that have nothing in common."""
+    if not _fits(x) or x.shape[1] * weight.shape[1] < _LARGE:
+        return torch.bmm(x, weight.transpose(1, 2))
+    return torch.stack([product(a, b) for a, b in zip(x, weight, strict=True)])
 
 
 def packed(weight: Tensor, positions: int) -> Tensor:
