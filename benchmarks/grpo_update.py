@@ -138,7 +138,7 @@ class Naive:
         ids = torch.from_numpy(np.concatenate([rollout.prompt, rollout.rest])).long()
         logits = self._model(input_ids=ids[None, :-1], use_cache=False).logits[0]
         rest = torch.from_numpy(rollout.rest).long()
-        logprobs = logits[len(rollout.prompt) - 1 :].log_softmax(-1)
+        logprobs: Tensor = logits[len(rollout.prompt) - 1 :].log_softmax(-1)
         return logprobs.gather(1, rest[:, None])[:, 0]
 
     @torch.no_grad()
@@ -160,7 +160,7 @@ class Naive:
             clipped = ratio.clamp(1 - CONFIG.epsilon, 1 + CONFIG.epsilon_high)
             gain = torch.minimum(ratio * rollout.advantage, clipped * rollout.advantage)
             loss = -(gain * torch.from_numpy(rollout.sampled)).sum() / count
-            loss.backward()  # type: ignore[no-untyped-call]  # torch's stub
+            loss.backward()
             total += float(loss.detach())
         named = ((n, p) for n, p in self._model.named_parameters() if p.grad is not None)
         return total, {name.replace(".default", ""): p.grad for name, p in named}

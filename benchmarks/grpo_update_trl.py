@@ -25,8 +25,8 @@ def build(base: Path, adapter: Path, settings: dict[str, float]) -> tuple[Any, A
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import GRPOConfig, GRPOTrainer
 
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    model = PeftModel.from_pretrained(model, adapter, is_trainable=True)
+    plain: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    model = PeftModel.from_pretrained(plain, adapter, is_trainable=True)
     config = GRPOConfig(
         output_dir=tempfile.mkdtemp(),
         per_device_train_batch_size=8,

@@ -48,6 +48,8 @@ class Merged:
 
     decoder: Any
     blocks: Sequence[Block]
+    head: Tensor | None
+    """[V, H] the output matrix, packed for few positions; None where the adapter learns."""
     leaves: Sequence[Tensor]
     """The adapter's matrices."""
     versions: Sequence[int]
@@ -83,6 +85,7 @@ def is_block_model(causal: Any) -> bool:
         and set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
         and getattr(config, "sliding_window", None) is None
         and config.rope_parameters.get("partial_rotary_factor", 1.0) == 1.0
+        and causal.get_output_embeddings().bias is None
         and _norms_alike(causal.base_model.layers[0].input_layernorm, config.rms_norm_eps)
     )
 
@@ -102,6 +105,7 @@ def copied_bytes(causal: Any) -> int:
     """What `merge` takes."""
     layers = causal.base_model.layers
     weights = [_base(module).weight for layer in layers for module in _linear(layer)]
+    weights.append(causal.get_output_embeddings().weight)
     return sum(weight.numel() * weight.element_size() for weight in weights)
 
 
@@ -118,7 +122,8 @@ def merge(causal: Any, name: str | None, *, learns: bool) -> Merged | None:
     if 2 * sum(name in getattr(module, "lora_A", ()) for module in causal.modules()) != len(leaves):
         return None
     blocks = [_block(layer, name, learns) for layer in layers]
-    return Merged(causal.base_model, blocks, leaves, [leaf._version for leaf in leaves])
+    head = None if learns else packed(causal.get_output_embeddings().weight, _PACKED_FOR)
+    return Merged(causal.base_model, blocks, head, leaves, [leaf._version for leaf in leaves])
 
 
 def _linear(layer: Any) -> list[Any]:
@@ -149,7 +154,7 @@ def _product(
 ) -> Product:
     bases = [_base(module) for module in modules]
     weight = torch.cat([base.weight for base in bases])
-    biases = [base.bias for base in bases]
+    biases: list[Tensor | None] = [base.bias for base in bases]
     found: list[Factors] = []
     start = 0
     for module, base in zip(modules, bases, strict=True):
@@ -163,7 +168,7 @@ def _product(
     stacked = _stacked(found, len(weight), fold) if learns and found else (None, None)
     return Product(
         weight=weight if learns else packed(weight, _PACKED_FOR),
-        bias=None if biases[0] is None else torch.cat(biases),
+        bias=torch.cat(present) if (present := [b for b in biases if b is not None]) else None,
         factors=found,
         fold=fold,
         a=stacked[0],

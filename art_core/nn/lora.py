@@ -20,7 +20,7 @@ from torch import Tensor
 from art_core.config import LoraSettings
 from art_core.errors import BaseModelError, CheckpointError, ConfigError
 from art_core.nn import attention
-from art_core.nn.linear import use_onednn
+from art_core.nn.linear import product, use_onednn
 from art_core.nn.merging import Merging
 
 WEIGHTS = "adapter_model.safetensors"
@@ -104,6 +104,8 @@ class LoraModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, H] -> [n, V]."""
+        if not torch.is_grad_enabled() and self._merging.head is not None:
+            return product(hidden, self._merging.head)
         return cast(Tensor, self._head(hidden))
 
     # Adapters

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 from art_core.nn.blocks import Merged, copied_bytes, is_block_model, merge
 
 LIMIT_BYTES = 4 * 2**30
@@ -41,6 +43,11 @@ class Merging:
         self._merged = merge(self._causal, name, learns=learns)
         self._name, self._learns = name, learns
         return self._merged
+
+    @property
+    def head(self) -> Tensor | None:
+        """The output matrix as it is read fastest, if there is a copy."""
+        return None if self._merged is None else self._merged.head
 
     def forget(self) -> None:
         """Give the memory back: nobody is merged."""

@@ -73,7 +73,7 @@ class Norm:
         return dh.addcmul_(h, along, value=-1.0).mul_(self._rate(x))
 
     def _rate(self, x: Tensor) -> Tensor:
-        squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
+        squares: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
         return squares.div_(x.shape[-1]).add_(self.epsilon).rsqrt_()
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from art_core.batch.forest import plant
 from art_core.config import LoraSettings
-from art_core.nn import attention, merging
+from art_core.nn import attention, blocks, merging
 from art_core.nn.blocks import is_block_model
 from art_core.nn.lora import LoraModel
 from art_core.training.logprobs import entry_logprobs
@@ -51,7 +51,7 @@ def learned(model: LoraModel) -> tuple[Tensor, list[Tensor]]:
     (row,) = plant(SAMPLES, 100)
     with model.training(NAME) as parameters:
         logprobs, entropies = entry_logprobs(model, row)
-        (logprobs.sum() + 0.3 * entropies.sum()).backward()  # type: ignore[no-untyped-call]  # torch's stub
+        (logprobs.sum() + 0.3 * entropies.sum()).backward()
     gradients = [p.grad.clone() for p in parameters if p.grad is not None]
     for parameter in parameters:
         parameter.grad = None
@@ -129,13 +129,12 @@ def test_a_change_in_place_is_seen() -> None:
 def test_adapters_asked_by_turns_are_not_merged_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny("Llama")
     merged: list[str | None] = []
-    made = merging.merge
 
     def merge(causal: Any, name: str | None, *, learns: bool) -> Any:
         merged.append(name)
-        return made(causal, name, learns=learns)
+        return blocks.merge(causal, name, learns=learns)
 
-    monkeypatch.setattr(merging, "merge", merge)
+    monkeypatch.setattr("art_core.nn.merging.merge", merge)
     first, base = answered(model, NAME), answered(model, None)
     for _ in range(2 * merging.PATIENCE):
         assert torch.equal(answered(model, NAME), first)
