@@ -22,19 +22,20 @@ from art_core.engine.sampling import sample, uniform
 from art_core.errors import EngineError
 from art_core.nn.attention import (
     group_heads,
-    masked,
     merge,
     rectangle,
     rectangles,
     ungroup_heads,
 )
+from art_core.nn.linear import products
 from art_core.nn.lora import LoraModel
 from art_core.nn.rows import Score
 
-SHARE_FROM = 32
-"""A stretch that several sequences share is worth a product of its own from this length on."""
+SHARE_FROM, SHARE_WORTH = 32, 2048
+"""A stretch that several sequences share is worth a product of its own from this length on, if its
+length times their number is this at least; else it is copied into their slots."""
 ALONE_FROM = 256
-"""A stretch of one sequence alone is not copied into its slot from this length on."""
+"""A stretch is not copied into a slot from this length on."""
 _SLOT_STEP = 64
 
 
@@ -202,7 +203,7 @@ class Lane:
             running = self._running[slot]
             for node in running.node.path():
                 place = below[node]
-                if len(node) < (SHARE_FROM if len(place.slots) > 1 else ALONE_FROM):
+                if not _stands_alone(len(node), len(place.slots)):
                     at = running.hold(place.start, place.start + len(node))
                     copies.append((node, slot, at))
         self._reserve()
@@ -321,6 +322,12 @@ class Lane:
         self._running.pop()
 
 
+def _stands_alone(length: int, readers: int) -> bool:
+    """True if a stretch is attended to by a product of its own."""
+    is_worth = length >= SHARE_FROM and readers > 1 and length * readers >= SHARE_WORTH
+    return is_worth or length >= ALONE_FROM
+
+
 @dataclass(frozen=True)
 class _Below:
     """Where a node lies, and which sequences read it."""
@@ -349,13 +356,14 @@ class _StepRow:
         if any(node.fresh for node in below):
             for node in [node for node, place in below.items() if place.start == 0]:
                 self._lay(node, below)
-        self._shared: list[tuple[Node, Tensor | None]] = []
+        self._common: list[Node] = []  # read by every sequence
+        self._shared: list[tuple[Node, Tensor]] = []  # read by these
         for node, place in below.items():
             readers = [slot for slot in place.slots if not running[slot].holds(place.start)]
-            if readers:
-                everyone = len(readers) == len(running)
-                index = None if everyone else torch.tensor(readers, device=k.device)
-                self._shared.append((node, index))
+            if len(readers) == len(running):
+                self._common.append(node)
+            elif readers:
+                self._shared.append((node, torch.tensor(readers, device=k.device)))
         self._slots = torch.arange(len(running), device=k.device)
         self._lengths = torch.tensor([r.length for r in running], device=k.device)
         self._width = int(self._lengths.max()) + 1
@@ -405,24 +413,37 @@ class _StepRow:
         return rectangles(q, pieces, scale)[0]
 
     def _attend_slots(self, layer: int, q: Tensor, scale: float) -> Tensor:
-        """q: [Hkv, B, G, D]: each sequence over its slot, then over the stretches it shares."""
-        batch = q.shape[1]
-        held = slice(0, self._width)
-        out, lse = masked(
-            q.transpose(0, 1),
-            self._k[layer][:batch, :, held],
-            self._v[layer][:batch, :, held],
-            self._mask,
-            scale,
+        """q: [Hkv, B, G, D]: each sequence over its slot and what all share, then over the rest."""
+        heads, batch, group, d = q.shape
+        own_k, own_v = (
+            slots[layer].flatten(0, 1)[: batch * heads, : self._width]
+            for slots in (self._k, self._v)
         )
-        out, lse = out.transpose(0, 1), lse.transpose(0, 1)
+        scaled = q * scale
+        by_slot = scaled.transpose(0, 1).reshape(batch * heads, group, d)
+        scores = [torch.bmm(by_slot, own_k.transpose(1, 2)).view(batch, heads, group, -1)]
+        scores[0] += self._mask
+        flat = scaled.view(heads, batch * group, d)
+        for node in self._common:
+            part = products(flat, node.k[layer])
+            scores.append(part.view(heads, batch, group, -1).transpose(0, 1))
+        joined = torch.cat(scores, dim=-1)
+        parts = joined.softmax(-1).split([part.shape[-1] for part in scores], dim=-1)
+
+        out = torch.bmm(parts[0].view(batch * heads, group, -1), own_v)
+        out = out.view(batch, heads, group, d).transpose(0, 1)
+        for node, part in zip(self._common, parts[1:], strict=True):
+            weights = part.transpose(0, 1).reshape(heads, batch * group, -1)
+            out = out + products(weights, node.v[layer].transpose(1, 2)).view(q.shape)
+        return self._attend_shared(layer, q, scale, out, joined) if self._shared else out
+
+    def _attend_shared(
+        self, layer: int, q: Tensor, scale: float, out: Tensor, scores: Tensor
+    ) -> Tensor:
+        """Join what only some sequences read. scores: [B, Hkv, G, m] of what `out` came from."""
+        lse = scores.logsumexp(-1).transpose(0, 1).contiguous()
+        out = out.contiguous()
         for node, readers in self._shared:
-            if readers is None:
-                part = rectangle(q, node.k[layer], node.v[layer], scale)
-                out, lse = merge(out, lse, *part)
-            else:
-                part = rectangle(q[:, readers], node.k[layer], node.v[layer], scale)
-                joined = merge(out[:, readers], lse[:, readers], *part)
-                out, lse = out.contiguous(), lse.contiguous()
-                out[:, readers], lse[:, readers] = joined
+            part = rectangle(q[:, readers], node.k[layer], node.v[layer], scale)
+            out[:, readers], lse[:, readers] = merge(out[:, readers], lse[:, readers], *part)
         return out

@@ -57,17 +57,15 @@ def sample(
         EngineError: logits are not finite, or a mask allows nothing.
     """
     scores = _masked(logits, allowed)
-    logprobs = torch.log_softmax(_tempered(scores, settings), dim=-1)
+    probs = torch.softmax(_tempered(scores, settings), dim=-1)
     greedy = [setting.temperature == 0.0 for setting in settings]
     for row, setting in enumerate(settings):
         if not greedy[row]:
-            _truncate(logprobs[row], setting)
-    ids = _inverse_cdf(
-        logprobs.exp(), torch.tensor(noise, dtype=torch.float64, device=logits.device)
-    )
+            _truncate(probs[row], setting)
+    ids = _inverse_cdf(probs, torch.tensor(noise, dtype=torch.float64, device=logits.device))
     if any(greedy):
         ids = torch.where(torch.tensor(greedy, device=logits.device), scores.argmax(-1), ids)
-    picked: list[float] = logprobs.gather(1, ids.unsqueeze(1)).squeeze(1).tolist()
+    picked: list[float] = probs.gather(1, ids.unsqueeze(1)).squeeze(1).log().tolist()
     if not all(map(math.isfinite, picked)):
         raise EngineError(
             "the model's logits are not finite, or no token is allowed",
@@ -97,23 +95,22 @@ def _tempered(scores: Tensor, settings: Sequence[Sampling]) -> Tensor:
     return scores / scores.new_tensor(temperatures).unsqueeze(1)
 
 
-def _truncate(logprobs: Tensor, setting: Sampling) -> None:
-    """Leave min_p, top_k and top_p of logprobs [V], in place and renormalised; the rest is -inf."""
+def _truncate(probs: Tensor, setting: Sampling) -> None:
+    """Leave min_p, top_k and top_p of probs [V], in place and renormalised; the rest is 0."""
     if setting.min_p:
-        least = logprobs.max() + math.log(setting.min_p)
-        logprobs.masked_fill_(logprobs < least, -math.inf)
-    if 0 < setting.top_k < len(logprobs):
-        _keep(logprobs, logprobs.topk(setting.top_k).indices)
+        probs.masked_fill_(probs < probs.max() * setting.min_p, 0.0)
+    if 0 < setting.top_k < len(probs):
+        _keep(probs, probs.topk(setting.top_k).indices)
     if setting.top_p < 1.0:
-        _keep(logprobs, _nucleus(logprobs.softmax(-1), setting.top_p))
+        _keep(probs, _nucleus(probs / probs.sum(), setting.top_p))
     if setting.min_p or setting.top_k or setting.top_p < 1.0:
-        logprobs.copy_(logprobs.log_softmax(-1))
+        probs.div_(probs.sum())
 
 
-def _keep(logprobs: Tensor, tokens: Tensor) -> None:
-    kept = logprobs[tokens]
-    logprobs.fill_(-math.inf)
-    logprobs[tokens] = kept
+def _keep(probs: Tensor, tokens: Tensor) -> None:
+    kept = probs[tokens]
+    probs.zero_()
+    probs[tokens] = kept
 
 
 def _nucleus(probs: Tensor, top_p: float) -> Tensor:

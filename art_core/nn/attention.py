@@ -71,21 +71,6 @@ def rectangles(
     return out, lse
 
 
-def masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Sequences of their own keys: q [B, Hkv, G, D] over k, v [B, Hkv, m, D].
-
-    mask: [B, 1, 1, m], added to the scores. Returns (out like q, log-sum-exp [B, Hkv, G]).
-    """
-    if has_kernel(q, v):
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q, k, v, 0.0, False, attn_mask=mask, scale=scale
-        )
-        return out, lse
-    s = (q @ k.transpose(2, 3)).mul_(scale).add_(mask)
-    lse = torch.logsumexp(s, dim=-1)
-    return (s - lse.unsqueeze(-1)).exp() @ v, lse
-
-
 def rectangle_backward(
     grad: Tensor,
     q: Tensor,

@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+_LARGE = 128 * 128
+"""Numbers of a product from which on oneDNN is faster than torch's batch of small ones."""
+
 
 class OneDnnLinear(nn.Linear):
     """`nn.Linear` by oneDNN."""
@@ -26,43 +29,67 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x if weight.requires_grad else None, weight)
-        return _product(x, weight, bias)
+        return product(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad
         return (
-            _product(grad, weight.t(), None) if needs_x else None,
-            _weight_gradient(x, grad) if needs_weight else None,
+            product(grad, weight.t()) if needs_x else None,
+            weight_gradient(x, grad) if needs_weight else None,
             grad.reshape(-1, grad.shape[-1]).sum(0) if needs_bias else None,
         )
 
 
-def _weight_gradient(x: Tensor, grad: Tensor) -> Tensor:
+def weight_gradient(x: Tensor, grad: Tensor) -> Tensor:
     """[..., i], [..., o] -> [o, i], with the longer side as the product's columns."""
     x, grad = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
     if grad.shape[1] <= x.shape[1]:
-        return _product(grad.t(), x.t(), None)
-    return _product(x.t(), grad.t(), None).t()
+        return product(grad.t(), x.t())
+    return product(x.t(), grad.t()).t()
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x [..., i], weight [o, i] -> [..., o]."""
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [..., i], weight [o, i], bias [o] -> [..., o]; by oneDNN where it can be."""
+    if not _fits(x):
+        return nn.functional.linear(x, weight, bias)
     flat = x.reshape(-1, x.shape[-1])
     out: Tensor = torch.ops.mkldnn._linear_pointwise(flat, weight, bias, "none", [], "")
     return out.view(*x.shape[:-1], weight.shape[0])
 
 
+def products(x: Tensor, weight: Tensor) -> Tensor:
+    """x [n, p, i], weight [n, o, i] -> [n, p, o]: n products that have nothing in common."""
+    if not _fits(x) or x.shape[1] * weight.shape[1] < _LARGE:
+        return torch.bmm(x, weight.transpose(1, 2))
+    return torch.stack([product(a, b) for a, b in zip(x, weight, strict=True)])
+
+
+def packed(weight: Tensor, positions: int) -> Tensor:
+    """A copy of weight [o, i] in the order in which oneDNN reads it for that many positions.
+
+    The products are the same bits, and at 48 positions a quarter faster: else each call has to
+    bring the weight into that order. It can't be transposed, so it serves forward only.
+    """
+    if not _fits(weight) or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
+        return weight
+    found: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), positions)
+    return found
+
+
+def _fits(x: Tensor) -> bool:
+    return (
+        x.device.type == "cpu"
+        and x.dtype == torch.float32
+        and torch.backends.mkldnn.is_available()
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    )
+
+
 def use_onednn(model: nn.Module) -> bool:
     """Replace the linear layers of a float32 CPU model in place; False where it can't be."""
-    first = next(model.parameters())
-    if (
-        first.device.type != "cpu"
-        or first.dtype != torch.float32
-        or not torch.backends.mkldnn.is_available()
-        or not hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    ):
+    if not _fits(next(model.parameters())):
         return False
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):

@@ -25,7 +25,8 @@ from art_core.nn import rows, trees
 from art_core.nn.fused_lora import use_fused_lora
 from art_core.nn.fused_norm import use_fused_norms
 from art_core.nn.head import Head, find_head
-from art_core.nn.linear import use_onednn
+from art_core.nn.linear import product, use_onednn
+from art_core.nn.merging import Merging
 from art_core.nn.recompute import Recompute
 
 _log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class LoraModel:
         self._causal = base.eval().requires_grad_(False)
         use_onednn(self._causal)
         use_fused_norms(self._causal)
+        self._merging = Merging(self._causal)
         self._tuner: Any = None  # peft's, once there is an adapter
         self._active: str | None = None
         self._trainable = False
@@ -158,6 +160,10 @@ class LoraModel:
 
         A model that does not share positions takes one sequence, and does not ask the row.
         """
+        if self.shares_positions:
+            merged = self._merging.weights(self._active, learns=self._trainable)
+            if merged is not None:
+                return merged.hidden(ids, depth, row)
         more = {"position_ids": depth.unsqueeze(0), "art_row": row} if self.shares_positions else {}
         with self._recompute.for_row(len(ids)):
             out = self._decoder(input_ids=ids.unsqueeze(0), use_cache=False, **more)
@@ -170,6 +176,8 @@ class LoraModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, H] -> [n, V]."""
+        if not torch.is_grad_enabled() and self._merging.head is not None:
+            return product(hidden, self._merging.head)
         return self._head.logits(hidden)
 
     # Adapters
@@ -251,6 +259,7 @@ class LoraModel:
         if name not in self.adapters():
             return
         self.activate(None)
+        self._merging.forget()
         self._tuner.set_adapter([], inference_mode=True)  # peft warns when it has to choose another
         self._tuner.delete_adapter(name)
 
@@ -313,6 +322,7 @@ class LoraModel:
     def _fill(self, name: str, weights: dict[str, Tensor], folder: Path) -> None:
         from peft.utils import set_peft_model_state_dict
 
+        self._merging.forget()
         try:
             fit: Any = set_peft_model_state_dict(self._causal, weights, adapter_name=name)
         except RuntimeError as error:  # a shape is wrong

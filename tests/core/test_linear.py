@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from art_core.nn.linear import OneDnnLinear, use_onednn
+from art_core.nn.linear import OneDnnLinear, packed, product, products, use_onednn
 
 needs_onednn = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(), reason="not on this platform: torch without oneDNN"
@@ -51,6 +51,27 @@ def test_values_and_gradients_are_torchs(
             assert ours is not None
             assert ours.shape == expected.shape
             assert (ours - expected).abs().max() <= 1e-5
+
+
+@needs_onednn
+@pytest.mark.parametrize("positions", [1, 2, 64, 300])
+def test_a_packed_weight_gives_the_same(positions: int) -> None:
+    """Whatever number of positions it was packed for; to float noise: 1e-5 at values of order 5."""
+    weight = torch.randn(40, 24, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(positions, 24, generator=torch.Generator().manual_seed(1))
+    expected = x.double() @ weight.double().t()
+    assert (product(x, packed(weight, 64)) - expected).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rows", [3, 200])
+def test_products_side_by_side(rows: int, dtype: torch.dtype) -> None:
+    """Small ones and large ones, also of a transposed second side; bounds as above."""
+    x = torch.randn(2, rows, 100, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    weight = torch.randn(2, 100, 110, generator=torch.Generator().manual_seed(1), dtype=dtype)
+    expected = x.double() @ weight.double()
+    bound = 1e-4 if dtype == torch.float32 else 1e-11
+    assert (products(x, weight.transpose(1, 2)) - expected).abs().max() <= bound
 
 
 @needs_onednn

@@ -38,7 +38,8 @@ def test_a_fresh_adapter_changes_nothing_and_follows_its_seed(tiny_llama: Path) 
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         model.create_adapter(name, LoraSettings(), seed=seed)
     assert model.adapters() == ["a", "b", "c"]
-    assert torch.equal(logits(model, "a"), logits(model, None))
+    # To float noise: which of the two stands merged in memory depends on who asked before.
+    assert torch.allclose(logits(model, "a"), logits(model, None), rtol=0, atol=1e-5)
     assert same_bits(weights(model, "a"), weights(model, "b"))
     assert not same_bits(weights(model, "a"), weights(model, "c"))
 
@@ -60,7 +61,7 @@ def test_adapters_do_not_mix(tiny_llama: Path) -> None:
     assert not torch.allclose(alone, second)
     assert torch.equal(logits(model, "one"), alone)
     model.drop_adapter("one")
-    assert torch.equal(logits(model, "two"), second)
+    assert torch.allclose(logits(model, "two"), second, rtol=0, atol=1e-10)
     assert model.adapters() == ["two"]
 
 

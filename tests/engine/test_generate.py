@@ -24,6 +24,7 @@ from art_core.engine.tokenizer import ByteTokenizer
 from art_core.errors import EngineError
 from art_core.nn import attention
 from art_core.nn.lora import LoraModel
+from tests.core.tiny_policy import NAME, in_peft, tiny_policy
 
 END = 257
 CONTEXT = 512
@@ -52,6 +53,7 @@ def plain(tiny_llama: Path) -> Any:
 def small_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let stretches of a few ids be worth what long ones are, so that short tests go all ways."""
     monkeypatch.setattr(generate, "SHARE_FROM", 4)
+    monkeypatch.setattr(generate, "SHARE_WORTH", 0)
     monkeypatch.setattr(generate, "ALONE_FROM", 9)
 
 
@@ -165,6 +167,19 @@ def test_single_precision_differs_by_noise_only(tiny_llama: Path, plain: Any) ->
     for name, prompt in agent_prompts(3).items():
         desk.ask(name, prompt)
     desk.run().check(plain, bound=5e-6)
+
+
+def test_an_adapter_in_the_weights_is_as_exact(
+    tiny_llama: Path, tmp_path: Path, small_stretches: None
+) -> None:
+    policy = tiny_policy(tiny_llama)
+    policy.save_adapter(NAME, tmp_path)
+    desk = Desk(policy)
+    policy.activate(NAME)
+    assert policy._merging.weights(NAME, learns=False) is not None
+    for name, prompt in agent_prompts(5).items():
+        desk.ask(name, prompt)
+    desk.run().check(in_peft(tiny_llama, tmp_path, torch.float64))
 
 
 def test_the_way_taken_without_the_cpu_kernel(
