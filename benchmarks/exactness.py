@@ -1,11 +1,11 @@
 """Exactness of packing: a row of trees against each call alone, and drift of token ids.
 
-Agents' conversations with tool calls and non-Latin text, in the chat template of SmolLM2: rollouts of
-one prompt that branch, each turn a call. Logprobs and LoRA gradients of the tree, and those of
-transformers' own forward pass of each call: float64 on a tiny model, float32 on SmolLM2, and on a
-GPU bfloat16 in the shape of Qwen3-0.6B with random weights, where both are also held against float32
-on the same GPU. Drift: of appended turns through our chat service with a scripted engine, those
-whose prompt does not extend the call before. Goals: DESIGN section 8 and issue 4.
+Agents' conversations with tool calls and non-Latin text, in ChatML: rollouts of one prompt that
+branch, each turn a call. Logprobs and LoRA gradients of the tree, and those of transformers' own
+forward pass of each call: float64 on a tiny model, float32 on SmolLM2, and on a GPU bfloat16 in the
+shape of Qwen3-0.6B with random weights, where both are also held against float32 on the same GPU.
+Drift: of appended turns through our chat service with a scripted engine, those whose prompt does
+not extend the call before. Goals: DESIGN section 8 and issue 4.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import json
 import random
 import tempfile
 from collections.abc import Sequence
-
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,11 @@ _SAYINGS = (
     "¿Dónde está el pedido A-003? 😀 نعم، أريد استرداد المبلغ",
     "Order 5512 arrived,\n\n\tbut the tea set is broken: 100% refund please.",
 )
-_TOOL_CALL = '<tool_call>\n{"name": "order_status", "arguments": {"order": "%s", "note": "é ✓"}}\n</tool_call>'
+_TOOL_CALL = (
+    "<tool_call>\n"
+    '{"name": "order_status", "arguments": {"order": "%s", "note": "é ✓"}}\n'
+    "</tool_call>"
+)
 _TOOLS = [
     {
         "type": "function",
@@ -122,7 +125,7 @@ def with_adapter(model: LoraModel) -> LoraModel:
     generator = torch.Generator().manual_seed(0)
     for weight in model.adapter_weights(NAME).values():
         noise = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
-        weight.copy_((noise / weight.shape[1] ** 0.5 * 0.3).to(weight))
+        weight.copy_((noise / weight.shape[1] ** 0.5 * 0.1).to(weight))
     return model
 
 

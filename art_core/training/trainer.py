@@ -232,6 +232,8 @@ class Trainer:
                     got=str(source),
                     fix="Choose another step.",
                 )
+            # torch keeps the counter of steps on the CPU
+            value = value if name == "step" else value.to(parameter.device)
             state.setdefault(parameter, {})[name] = value
         self._optimizer.state.clear()
         self._optimizer.state.update(state)

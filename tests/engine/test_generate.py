@@ -509,7 +509,7 @@ def test_weights_that_are_not_finite_are_an_error(tiny_llama: Path) -> None:
     desk = Desk(model)
     desk.ask("x", [1, 2, 3])
     model.logits(torch.zeros(1, 32))
-    for parameter in model._head.parameters():
+    for parameter in model.head.matrix.parameters():
         parameter.data[3] = torch.nan
     with pytest.raises(EngineError, match="not finite"):
         desk.step()

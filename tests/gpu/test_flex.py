@@ -57,7 +57,8 @@ def test_flex_equals_the_definition(kind: str, dtype: torch.dtype) -> None:
 
     exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
     sinks = None if sinks is None else sinks.double()
-    full = expected_attention(*exact, row, Score(score.scale, score.softcap, score.window, sinks))
+    exact_score = Score(score.scale, score.softcap, score.window, sinks)
+    full = expected_attention(exact[0], exact[1], exact[2], row, exact_score)
     expected = torch.autograd.grad((full * weights.double()).sum(), exact)
     tolerance = FLOAT32 if dtype == torch.float32 else BFLOAT16
     assert distance(got, full) < tolerance
@@ -103,7 +104,7 @@ def test_few_large_pieces_equal_the_definition() -> None:
     weights = torch.randn(got.shape, device="cuda", dtype=torch.bfloat16)
     gradients = torch.autograd.grad((got * weights).sum(), (q, k, v))
     exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
-    full = expected_attention(*exact, row, Score(0.2))
+    full = expected_attention(exact[0], exact[1], exact[2], row, Score(0.2))
     expected = torch.autograd.grad((full * weights.double()).sum(), exact)
     assert distance(got, full) < BFLOAT16
     for mine, theirs in zip(gradients, expected, strict=True):
