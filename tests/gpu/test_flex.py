@@ -40,7 +40,8 @@ def draws(n: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch
 
 def distance(got: torch.Tensor, want: torch.Tensor, least: float = 0.0) -> float:
     """least: a norm to compare with where `want` is all but zero, as with a window of 1."""
-    return float((got.double() - want).norm()) / max(float(want.norm()), least)
+    got, want = got.detach().double(), want.detach()
+    return float((got - want).norm()) / max(float(want.norm()), least)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
