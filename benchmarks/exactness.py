@@ -32,6 +32,8 @@ from art_core.training.logprobs import entry_logprobs
 from art_core.training.rows import rows_for
 
 NAME = "live"
+FLOAT32 = {"mean": 1e-5, "most": 2e-4}
+"""Nats (DESIGN section 8)."""
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _SAYINGS = (
     "Wo ist meine Bestellung 48213? Ich warte seit zwei Wochen.",
@@ -215,18 +217,26 @@ def float64_tiny() -> None:
 
 
 def float32_smollm2(groups: int, rollouts: int) -> None:
-    """SmolLM2-135M-Instruct on the CPU."""
+    """SmolLM2-135M-Instruct on the CPU; the measure is transformers' own pass in float64.
+
+    Float32 is not exact itself: a gradient may be as far from float64 as the peer's own is.
+    """
     from art_core.engine.tokenizer import HFTokenizer
     from art_core.nn.base_model import resolve_base_model
 
     folder = resolve_base_model(MODEL)
     tokenizer = HFTokenizer(folder)
-    model = with_adapter(LoraModel.load(folder))
     samples = conversations(
         tokenizer.encode, min(tokenizer.eos_ids), 1, groups=groups, rollouts=rollouts
     )
-    found = compare(in_trees(model, samples), alone(model, samples))
-    check("float32, SmolLM2-135M", found, mean=1e-5, most=2e-4, gradient=1e-5)
+    model = with_adapter(LoraModel.load(folder))
+    trees, each = in_trees(model, samples), alone(model, samples)
+    exact = alone(with_adapter(LoraModel.load(folder, dtype=torch.float64)), samples)
+    peer = compare(each, exact)
+    print(json.dumps({"what": "float32 alone against float64: the noise", **asdict(peer)}))
+    noise = max(1e-5, peer.gradient)
+    check("float32, tree against float64", compare(trees, exact), **FLOAT32, gradient=noise)
+    check("float32, tree against alone", compare(trees, each), **FLOAT32, gradient=2 * noise)
 
 
 def on_gpu() -> None:
@@ -242,9 +252,8 @@ def on_gpu() -> None:
     check(
         "float32, tree",
         compare(in_trees(model(torch.float32), samples), exact),
-        mean=1e-5,
-        most=2e-4,
-        gradient=1e-4,
+        **FLOAT32,
+        gradient=1e-5,
     )
     half = model(torch.bfloat16)
     trees, each = in_trees(half, samples), alone(half, samples)

@@ -170,7 +170,7 @@ def test_single_precision_differs_by_noise_only(tiny_llama: Path, plain: Any) ->
 def test_the_way_taken_without_the_cpu_kernel(
     model: LoraModel, plain: Any, monkeypatch: pytest.MonkeyPatch, small_stretches: None
 ) -> None:
-    monkeypatch.setattr(attention, "_has_kernel", lambda device: False)
+    monkeypatch.setattr(attention, "has_kernel", lambda q, v: False)
     desk = Desk(model)
     for name, prompt in agent_prompts(4).items():
         desk.ask(name, prompt)
