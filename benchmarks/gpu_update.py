@@ -32,6 +32,7 @@ from art_core.training.trainer import Trainer
 from benchmarks.comparison import MIN_REPEATS, Comparison, compare_seconds, machine
 
 NAME = "live"
+EPSILON, EPSILON_HIGH = 0.2, 0.28
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {
         "hidden_size": 64,
@@ -177,7 +178,7 @@ class OneByOne:
         for sample in samples:
             new = self.logprobs(sample)
             ratio = torch.exp(new - torch.from_numpy(sample.logprobs).to(new))
-            clipped = ratio.clamp(1 - config.epsilon, 1 + config.epsilon_high)
+            clipped = ratio.clamp(1 - EPSILON, 1 + EPSILON_HIGH)
             gain = torch.minimum(ratio * sample.advantage, clipped * sample.advantage)
             (-gain.sum() / total).backward()
         torch.nn.utils.clip_grad_norm_(self.parameters, config.max_grad_norm)
@@ -250,7 +251,12 @@ def main() -> None:
     shape, device = ("tiny", "cpu") if quick else (args.shape, "cuda")
     dtype = torch.float32 if quick else torch.bfloat16
     scale = 64 if quick else 1
-    config = TrainConfig(learning_rate=1e-5, max_tokens_per_row=args.row)
+    config = TrainConfig(
+        learning_rate=1e-5,
+        epsilon=EPSILON,
+        epsilon_high=EPSILON_HIGH,
+        max_tokens_per_row=args.row,
+    )
 
     ours = Ours(LoraModel(build(shape, device, dtype), Path(shape)), config)
     adapter = {key: value.clone() for key, value in ours.model.adapter_weights(NAME).items()}
