@@ -1,11 +1,11 @@
 """Exactness of packing: a row of trees against each call alone, and drift of token ids.
 
-Agents' conversations with tool calls and non-Latin text, in the chat template of SmolLM2: rollouts of
-one prompt that branch, each turn a call. Logprobs and LoRA gradients of the tree, and those of
-transformers' own forward pass of each call: float64 on a tiny model, float32 on SmolLM2, and on a
-GPU bfloat16 in the shape of Qwen3-0.6B with random weights, where both are also held against float32
-on the same GPU. Drift: of appended turns through our chat service with a scripted engine, those
-whose prompt does not extend the call before. Goals: DESIGN section 8 and issue 4.
+Agents' conversations with tool calls and non-Latin text, in ChatML: rollouts of one prompt that
+branch, each turn a call. Logprobs and LoRA gradients of the tree, and those of transformers' own
+forward pass of each call: float64 on a tiny model, float32 on SmolLM2, and on a GPU bfloat16 in the
+shape of Qwen3-0.6B with random weights, where both are also held against float32 on the same GPU.
+Drift: of appended turns through our chat service with a scripted engine, those whose prompt does
+not extend the call before. Goals: DESIGN section 8 and issue 4.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import json
 import random
 import tempfile
 from collections.abc import Sequence
-
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,8 @@ from art_core.training.logprobs import entry_logprobs
 from art_core.training.rows import rows_for
 
 NAME = "live"
+FLOAT32 = {"mean": 1e-5, "most": 2e-4}
+"""Nats (DESIGN section 8)."""
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _SAYINGS = (
     "Wo ist meine Bestellung 48213? Ich warte seit zwei Wochen.",
@@ -41,7 +42,11 @@ _SAYINGS = (
     "¿Dónde está el pedido A-003? 😀 نعم، أريد استرداد المبلغ",
     "Order 5512 arrived,\n\n\tbut the tea set is broken: 100% refund please.",
 )
-_TOOL_CALL = '<tool_call>\n{"name": "order_status", "arguments": {"order": "%s", "note": "é ✓"}}\n</tool_call>'
+_TOOL_CALL = (
+    "<tool_call>\n"
+    '{"name": "order_status", "arguments": {"order": "%s", "note": "é ✓"}}\n'
+    "</tool_call>"
+)
 _TOOLS = [
     {
         "type": "function",
@@ -122,7 +127,7 @@ def with_adapter(model: LoraModel) -> LoraModel:
     generator = torch.Generator().manual_seed(0)
     for weight in model.adapter_weights(NAME).values():
         noise = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
-        weight.copy_((noise / weight.shape[1] ** 0.5 * 0.3).to(weight))
+        weight.copy_((noise / weight.shape[1] ** 0.5 * 0.1).to(weight))
     return model
 
 
@@ -212,18 +217,26 @@ def float64_tiny() -> None:
 
 
 def float32_smollm2(groups: int, rollouts: int) -> None:
-    """SmolLM2-135M-Instruct on the CPU."""
+    """SmolLM2-135M-Instruct on the CPU; the measure is transformers' own pass in float64.
+
+    Float32 is not exact itself: a gradient may be as far from float64 as the peer's own is.
+    """
     from art_core.engine.tokenizer import HFTokenizer
     from art_core.nn.base_model import resolve_base_model
 
     folder = resolve_base_model(MODEL)
     tokenizer = HFTokenizer(folder)
-    model = with_adapter(LoraModel.load(folder))
     samples = conversations(
         tokenizer.encode, min(tokenizer.eos_ids), 1, groups=groups, rollouts=rollouts
     )
-    found = compare(in_trees(model, samples), alone(model, samples))
-    check("float32, SmolLM2-135M", found, mean=1e-5, most=2e-4, gradient=1e-5)
+    model = with_adapter(LoraModel.load(folder))
+    trees, each = in_trees(model, samples), alone(model, samples)
+    exact = alone(with_adapter(LoraModel.load(folder, dtype=torch.float64)), samples)
+    peer = compare(each, exact)
+    print(json.dumps({"what": "float32 alone against float64: the noise", **asdict(peer)}))
+    noise = max(1e-5, peer.gradient)
+    check("float32, tree against float64", compare(trees, exact), **FLOAT32, gradient=noise)
+    check("float32, tree against alone", compare(trees, each), **FLOAT32, gradient=2 * noise)
 
 
 def on_gpu() -> None:
@@ -239,9 +252,8 @@ def on_gpu() -> None:
     check(
         "float32, tree",
         compare(in_trees(model(torch.float32), samples), exact),
-        mean=1e-5,
-        most=2e-4,
-        gradient=1e-4,
+        **FLOAT32,
+        gradient=1e-5,
     )
     half = model(torch.bfloat16)
     trees, each = in_trees(half, samples), alone(half, samples)

@@ -1,10 +1,10 @@
 """A GRPO update on one GPU: rows of trees against one sample a call with transformers and peft.
 
-Both sides: the same random weights in bfloat16 in the shape of a Qwen3 model, LoRA of rank 16 on all
-linear layers, the same samples, loss and optimizer. The peer computes each sample by itself, with
-its head on sampled positions only and nothing recomputed, which is the best that it can do.
+Both sides: the same random weights in bfloat16 in the shape of a Qwen3 model, LoRA of rank 16 on
+all linear layers, the same samples, loss and optimizer. The peer computes each sample by itself,
+with its head on sampled positions only and nothing recomputed, which is the best that it can do.
 Gate: both sides' logprobs agree as bfloat16 can, and so does the gradient's direction.
-Unit: seconds an update. "Logical" tokens are those that the samples have when each is counted whole.
+Unit: seconds an update. "Logical" tokens are those of the samples, each counted whole.
 Loads: `prefix` and `short` are a stem of 8192 with 16 answers of 512 or 64; `agent` is a group of 8
 rollouts of 6 turns over a stem of 1024, each turn 64 tokens sampled and 448 read.
 """
@@ -32,34 +32,35 @@ from art_core.training.trainer import Trainer
 from benchmarks.comparison import MIN_REPEATS, Comparison, compare_seconds, machine
 
 NAME = "live"
-SHAPES = {
-    "tiny": dict(
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        intermediate_size=128,
-        vocab_size=1000,
-    ),
-    "0.6b": dict(
-        hidden_size=1024,
-        num_hidden_layers=28,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        head_dim=128,
-        intermediate_size=3072,
-        vocab_size=151_936,
-    ),
-    "4b": dict(
-        hidden_size=2560,
-        num_hidden_layers=36,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=128,
-        intermediate_size=9728,
-        vocab_size=151_936,
-    ),
+EPSILON, EPSILON_HIGH = 0.2, 0.28
+SHAPES: dict[str, dict[str, Any]] = {
+    "tiny": {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 128,
+        "vocab_size": 1000,
+    },
+    "0.6b": {
+        "hidden_size": 1024,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 3072,
+        "vocab_size": 151936,
+    },
+    "4b": {
+        "hidden_size": 2560,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 9728,
+        "vocab_size": 151936,
+    },
 }
 GOALS = {
     "prefix": "logical tok/s >= 370k on an H200, 0.85 of the token ratio at Unsloth's rate",
@@ -177,7 +178,7 @@ class OneByOne:
         for sample in samples:
             new = self.logprobs(sample)
             ratio = torch.exp(new - torch.from_numpy(sample.logprobs).to(new))
-            clipped = ratio.clamp(1 - config.epsilon, 1 + config.epsilon_high)
+            clipped = ratio.clamp(1 - EPSILON, 1 + EPSILON_HIGH)
             gain = torch.minimum(ratio * sample.advantage, clipped * sample.advantage)
             (-gain.sum() / total).backward()
         torch.nn.utils.clip_grad_norm_(self.parameters, config.max_grad_norm)
@@ -250,7 +251,12 @@ def main() -> None:
     shape, device = ("tiny", "cpu") if quick else (args.shape, "cuda")
     dtype = torch.float32 if quick else torch.bfloat16
     scale = 64 if quick else 1
-    config = TrainConfig(learning_rate=1e-5, max_tokens_per_row=args.row)
+    config = TrainConfig(
+        learning_rate=1e-5,
+        epsilon=EPSILON,
+        epsilon_high=EPSILON_HIGH,
+        max_tokens_per_row=args.row,
+    )
 
     ours = Ours(LoraModel(build(shape, device, dtype), Path(shape)), config)
     adapter = {key: value.clone() for key, value in ours.model.adapter_weights(NAME).items()}

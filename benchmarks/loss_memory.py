@@ -108,7 +108,7 @@ class LiveBytes(TorchDispatchMode):
     """Bytes of the tensors made within it that live at once."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's stub
         self.now = self.worst = 0
         self._seen: set[int] = set()
 

@@ -72,13 +72,18 @@ class _Policy:
 
 
 class EmbeddedEngine:
-    """Serves a base model and its adapters from one `LoraModel`. Implements `base.Engine`."""
+    """Serves a base model and its adapters from one `LoraModel`. Implements `base.Engine`.
+
+    Raises:
+        BaseModelError: the model's layers are not of a kind whose keys and values can be kept.
+    """
 
     def __init__(
         self, model: LoraModel, tokenizer: Tokenizer, *, base_model: str, config: EngineConfig
     ) -> None:
+        model.check_servable()
         self.base_model = base_model
-        self.context_length = model.context_length
+        self.context_length = model.served_length
         self.tokenizer = tokenizer
         self._model = model
         self._config = config

@@ -123,14 +123,15 @@ def dense(
     softcap: float | None = None,
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As `rectangle`, in plain operations that hold every score.
+    """As `rectangle`, in plain operations that hold every score, at least in float32.
 
     softcap: c of c * tanh(score / c). mask: [n, m], True where a query sees a key; it sees one at
     least.
     """
     s = _scores(q, k, scale, softcap, mask)
     lse = torch.logsumexp(s, dim=-1)
-    return torch.einsum("hngm,hmd->hngd", (s - lse.unsqueeze(-1)).exp_(), v), lse
+    out = torch.einsum("hngm,hmd->hngd", (s - lse.unsqueeze(-1)).exp_(), v.to(s.dtype))
+    return out.to(v.dtype), lse
 
 
 def dense_backward(
@@ -146,7 +147,8 @@ def dense_backward(
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `rectangle_backward`, through `dense`."""
-    s = _scores(q, k, scale, softcap, mask)
+    s, dtype = _scores(q, k, scale, softcap, mask), q.dtype
+    grad, q, k, v, out = (x.to(s.dtype) for x in (grad, q, k, v, out))
     p = (s - lse.unsqueeze(-1)).exp()
     ds = torch.einsum("hngd,hmd->hngm", grad, v)
     ds = ds.sub_((grad * out).sum(-1, keepdim=True)).mul_(p)
@@ -155,9 +157,9 @@ def dense_backward(
         ds = ds.mul_(slope if mask is None else slope.masked_fill(~mask[:, None], 0.0))
     ds.mul_(scale)
     return (
-        torch.einsum("hngm,hmd->hngd", ds, k),
-        torch.einsum("hngm,hngd->hmd", ds, q),
-        torch.einsum("hngm,hngd->hmd", p, grad),
+        torch.einsum("hngm,hmd->hngd", ds, k).to(dtype),
+        torch.einsum("hngm,hngd->hmd", ds, q).to(dtype),
+        torch.einsum("hngm,hngd->hmd", p, grad).to(dtype),
     )
 
 
@@ -165,7 +167,8 @@ def _scores(
     q: Tensor, k: Tensor, scale: float, softcap: float | None, mask: Tensor | None
 ) -> Tensor:
     """[Hkv, n, G, m]."""
-    s = torch.einsum("hngd,hmd->hngm", q, k).mul_(scale)
+    exact = torch.promote_types(q.dtype, torch.float32)
+    s = torch.einsum("hngd,hmd->hngm", q.to(exact), k.to(exact)).mul_(scale)
     if softcap is not None:
         s = (s / softcap).tanh_().mul_(softcap)
     return s if mask is None else s.masked_fill_(~mask[:, None], float("-inf"))

@@ -103,11 +103,13 @@ def _make(visible_until: Int, depth: Int, window: int | None, device: torch.devi
     until_t = torch.from_numpy(until.astype(np.int32)).to(device)
     deep_t = torch.from_numpy(deep.astype(np.int32)).to(device)
 
+    reach = length if window is None else window
+
     def sees(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return (k <= q) & (q < until_t[k])
 
     def sees_near(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return (k <= q) & (q < until_t[k]) & (deep_t[q] - deep_t[k] < window)
+        return (k <= q) & (q < until_t[k]) & (deep_t[q] - deep_t[k] < reach)
 
     return BlockMask.from_kv_blocks(
         *_ordered(partly, device),

@@ -49,7 +49,7 @@ def _fused_class() -> type:
                 ):
                     out = super().forward(x)
                     return out
-                out = _Lora.apply(
+                out = _Lora.apply(  # type: ignore[no-untyped-call]  # torch's stub
                     x,
                     self.base_layer.weight,
                     self.base_layer.bias,

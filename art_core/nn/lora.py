@@ -22,6 +22,7 @@ from torch import Tensor
 from art_core.config import LoraSettings
 from art_core.errors import BaseModelError, CheckpointError, ConfigError
 from art_core.nn import rows, trees
+from art_core.nn.fused_layers import use_fused_layers
 from art_core.nn.fused_lora import use_fused_lora
 from art_core.nn.fused_norm import use_fused_norms
 from art_core.nn.head import Head, find_head
@@ -59,6 +60,8 @@ class LoraModel:
         self._decoder = trees.decoder(base)
         self._head = self._find_head()
         self._recompute = Recompute(base)
+        if self.shares_positions:
+            use_fused_layers(base)
         self._rotary_limit = trees.rotary_limit(self.config)
         if self._rotary_limit is not None:
             _log.info(
@@ -92,7 +95,7 @@ class LoraModel:
                 expected="a causal model that transformers can load",
                 fix="Check the folder, or fetch the model again.",
             ) from error
-        return cls(base.to(device), path)
+        return cls(cast(Any, base).to(device), path)
 
     def _find_head(self) -> Head:
         hidden, logits = trees.alone(self._causal)
@@ -133,9 +136,28 @@ class LoraModel:
         """True if a row may hold trees; else each row is one sequence."""
         return bool(self._causal.config._attn_implementation == rows.IMPLEMENTATION)
 
+    def check_servable(self) -> None:
+        """Whether an engine that keeps keys and values can answer from it.
+
+        Raises:
+            BaseModelError: it can't.
+        """
+        if not self.shares_positions or not self.is_plain:
+            raise BaseModelError(
+                "the embedded engine can't serve a model of this kind",
+                got=self.path.name,
+                expected="attention in every layer, its scores plain scaled products",
+                fix="Choose another base model, such as a Llama or a Qwen.",
+            )
+
+    @property
+    def served_length(self) -> int:
+        """Positions up to which no sliding window hides anything: what the engine can serve."""
+        return min((self.context_length, *self.windows))
+
     @property
     def context_length(self) -> int:
-        """Positions the base model was made for, as far as a key does not depend on what follows."""
+        """Positions the base model was made for, as far as keys do not depend on what follows."""
         made_for = getattr(self.config, "max_position_embeddings", None)
         return min(int(made_for or sys.maxsize), self._rotary_limit or sys.maxsize)
 
@@ -149,11 +171,11 @@ class LoraModel:
 
     @property
     def device(self) -> torch.device:
-        return cast(torch.device, self._head.weight.device)
+        return self._head.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return cast(torch.dtype, self._head.weight.dtype)
+        return self._head.weight.dtype
 
     def hidden(self, ids: Tensor, depth: Tensor, row: rows.Row) -> Tensor:
         """ids, depth: [N] -> hidden states [N, H] under the active adapter.

@@ -28,13 +28,15 @@ class Recompute:
     def __init__(self, causal: Any) -> None:
         from transformers.modeling_layers import GradientCheckpointingLayer
 
-        found = [m for m in causal.modules() if isinstance(m, GradientCheckpointingLayer)]
+        found: list[Any] = [
+            m for m in causal.modules() if isinstance(m, GradientCheckpointingLayer)
+        ]
         if causal.device.type != "cuda" or _has_dropout(causal.config):
             found = []  # a layer forgets only where it believes to be trained, and would drop out
-        self._layers: list[Any] = found
+        self._layers = found
         self._kept: float | None = None
         """Bytes that a layer keeps for a position; None until it was measured."""
-        for layer in found:
+        for layer in self._layers:
             layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
 
     @contextmanager
@@ -57,7 +59,7 @@ class Recompute:
                 layer.gradient_checkpointing = layer.training = False
 
     def _keeping(self, positions: int) -> int:
-        """How many layers may keep what they compute of a row; one, to be measured, of the first."""
+        """How many layers may keep what they compute of a row: of the first, one to be measured."""
         if self._kept is None:
             return 1
         device = next(self._layers[0].parameters()).device

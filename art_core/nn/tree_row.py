@@ -141,7 +141,8 @@ class _TreeAttention(torch.autograd.Function):
     ) -> Tensor:
         heads, n, group, _ = q.shape
         out = q.new_zeros(heads, n, group, v.shape[-1])
-        lse = q.new_full((heads, n, group), float("-inf"))
+        exact = torch.promote_types(q.dtype, torch.float32)
+        lse = q.new_full((heads, n, group), float("-inf"), dtype=exact)
         if score.sinks is not None:  # a key of value zero comes first
             lse = lse.copy_(score.sinks.view(heads, 1, group))
         for b in blocks:

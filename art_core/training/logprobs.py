@@ -139,7 +139,7 @@ class _Entries(torch.autograd.Function):
                 head, hidden[at], target[at], temperature[at].to(exact), *needs
             )
             for whole, part in zip(slopes, parts, strict=True):
-                if whole is not None:
+                if whole is not None and part is not None:
                     whole[at] = part
         ctx.save_for_backward(*slopes)
         return logprobs, entropies

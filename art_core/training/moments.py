@@ -67,6 +67,8 @@ def set_moments(
                 got=str(source),
                 fix="Choose another step.",
             )
+        # torch keeps the counter of steps on the CPU
+        value = value if name == "step" else value.to(parameter.device)
         state.setdefault(parameter, {})[name] = value
     optimizer.state.clear()
     optimizer.state.update(state)

@@ -110,6 +110,24 @@ def test_equals_attention_by_definition(
         assert (got - want).abs().max() < 1e-12
 
 
+@pytest.mark.parametrize("kind", ["plain", "all"])
+def test_half_precision_is_summed_up_in_float32(kind: str) -> None:
+    """||out - ref|| / ||ref|| of bfloat16 operands lies between 1e-3 and 1e-2."""
+    (row,) = plant(agent_calls(0), 10_000)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, h, len(row), 8, generator=generator) for h in (6, 2, 2))
+    half = [x.bfloat16().requires_grad_() for x in (q, k, v)]
+    ours = tree_row(row).attend(0, half[0], half[1], half[2], SCORES[kind])
+    gradients = torch.autograd.grad(ours.float().square().sum(), half)
+    exact = [x.detach().double().requires_grad_() for x in half]
+    full = expected_attention(exact[0], exact[1], exact[2], row, SCORES[kind])
+    expected = torch.autograd.grad(full.square().sum(), exact)
+    for got, want in zip((ours, *gradients), (full, *expected), strict=True):
+        assert got.dtype == torch.bfloat16
+        apart = (got.detach().double() - want.detach()).norm()
+        assert float(apart / want.detach().norm()) < 1e-2
+
+
 def test_every_position_sees_its_own_depth_of_ancestors() -> None:
     (row,) = plant(agent_calls(1), 10_000)
     seen = tree_mask(tree_row(row), len(row)).sum(1)

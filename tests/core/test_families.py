@@ -63,8 +63,9 @@ def policy(name: str) -> LoraModel:
 
 
 def gradients(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
-    found = torch.autograd.grad(loss, list(parameters), allow_unused=True)
-    return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
+    found: Any = torch.autograd.grad(loss, list(parameters), allow_unused=True)
+    pairs = zip(parameters, found, strict=True)  # None for what the loss does not reach
+    return [torch.zeros_like(p) if g is None else g for p, g in pairs]
 
 
 def in_rows(

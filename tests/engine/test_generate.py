@@ -185,7 +185,7 @@ def test_an_adapter_in_the_weights_is_as_exact(
 def test_the_way_taken_without_the_cpu_kernel(
     model: LoraModel, plain: Any, monkeypatch: pytest.MonkeyPatch, small_stretches: None
 ) -> None:
-    monkeypatch.setattr(attention, "_has_kernel", lambda device: False)
+    monkeypatch.setattr(attention, "has_kernel", lambda q, v: False)
     desk = Desk(model)
     for name, prompt in agent_prompts(4).items():
         desk.ask(name, prompt)
@@ -524,7 +524,7 @@ def test_weights_that_are_not_finite_are_an_error(tiny_llama: Path) -> None:
     desk = Desk(model)
     desk.ask("x", [1, 2, 3])
     model.logits(torch.zeros(1, 32))
-    for parameter in model._head.parameters():
+    for parameter in model.head.matrix.parameters():
         parameter.data[3] = torch.nan
     with pytest.raises(EngineError, match="not finite"):
         desk.step()

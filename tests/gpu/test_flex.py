@@ -40,7 +40,8 @@ def draws(n: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch
 
 def distance(got: torch.Tensor, want: torch.Tensor, least: float = 0.0) -> float:
     """least: a norm to compare with where `want` is all but zero, as with a window of 1."""
-    return float((got.double() - want).norm()) / max(float(want.norm()), least)
+    got, want = got.detach().double(), want.detach()
+    return float((got - want).norm()) / max(float(want.norm()), least)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -57,7 +58,8 @@ def test_flex_equals_the_definition(kind: str, dtype: torch.dtype) -> None:
 
     exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
     sinks = None if sinks is None else sinks.double()
-    full = expected_attention(*exact, row, Score(score.scale, score.softcap, score.window, sinks))
+    exact_score = Score(score.scale, score.softcap, score.window, sinks)
+    full = expected_attention(exact[0], exact[1], exact[2], row, exact_score)
     expected = torch.autograd.grad((full * weights.double()).sum(), exact)
     tolerance = FLOAT32 if dtype == torch.float32 else BFLOAT16
     assert distance(got, full) < tolerance
@@ -103,7 +105,7 @@ def test_few_large_pieces_equal_the_definition() -> None:
     weights = torch.randn(got.shape, device="cuda", dtype=torch.bfloat16)
     gradients = torch.autograd.grad((got * weights).sum(), (q, k, v))
     exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
-    full = expected_attention(*exact, row, Score(0.2))
+    full = expected_attention(exact[0], exact[1], exact[2], row, Score(0.2))
     expected = torch.autograd.grad((full * weights.double()).sum(), exact)
     assert distance(got, full) < BFLOAT16
     for mine, theirs in zip(gradients, expected, strict=True):
