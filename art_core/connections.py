@@ -17,8 +17,11 @@ import threading
 import urllib.request
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from typing import Any
 
 import httpx2 as httpx  # the one that openai >= 3 is built on
+
+from art_core.pools import AsyncPools, SyncPools
 
 _LIMITS = httpx.Limits(
     max_connections=None,
@@ -46,7 +49,7 @@ class Connections:
     """Pools by event loop, made at first use. Safe from any thread, and after a fork."""
 
     def __init__(self) -> None:
-        self._sync: dict[tuple[int, _Door], httpx.HTTPTransport] = {}
+        self._sync: dict[tuple[int, _Door], SyncPools] = {}
         self._async: dict[tuple[asyncio.AbstractEventLoop, _Door], _LoopPool] = {}
         self._lock = threading.Lock()
 
@@ -57,9 +60,7 @@ class Connections:
             if not self._sync:
                 atexit.register(self.close)
             if key not in self._sync:
-                self._sync[key] = httpx.HTTPTransport(
-                    verify=_tls(key[1].tls), proxy=key[1].proxy, limits=_LIMITS
-                )
+                self._sync[key] = SyncPools(lambda: httpx.HTTPTransport(**_settings(key[1])))
             return self._sync[key]
 
     async def for_loop(self, url: httpx.URL) -> httpx.AsyncBaseTransport:
@@ -67,9 +68,7 @@ class Connections:
         key = (asyncio.get_running_loop(), _door(url))
         if (pool := self._async.get(key)) is not None:
             return pool.transport
-        transport = httpx.AsyncHTTPTransport(
-            verify=_tls(key[1].tls), proxy=key[1].proxy, limits=_LIMITS
-        )
+        transport = AsyncPools(lambda: httpx.AsyncHTTPTransport(**_settings(key[1])))
         keeper = self._keep(key, transport)
         with self._lock:
             for other in [k for k in self._async if k[0].is_closed()]:
@@ -79,7 +78,7 @@ class Connections:
         return transport
 
     async def _keep(
-        self, key: tuple[asyncio.AbstractEventLoop, _Door], transport: httpx.AsyncHTTPTransport
+        self, key: tuple[asyncio.AbstractEventLoop, _Door], transport: AsyncPools
     ) -> AsyncGenerator[None, None]:
         """Held open at its yield: a loop that shuts down closes the generators it has started."""
         try:
@@ -100,8 +99,13 @@ class Connections:
 
 @dataclass(frozen=True)
 class _LoopPool:
-    transport: httpx.AsyncHTTPTransport
+    transport: AsyncPools
     keeper: AsyncGenerator[None, None]
+
+
+def _settings(door: _Door) -> dict[str, Any]:
+    """Of a pool that goes through `door`."""
+    return {"verify": _tls(door.tls), "proxy": door.proxy, "limits": _LIMITS}
 
 
 def _door(url: httpx.URL) -> _Door:

@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from art_core.calls import Ids, ModelCall
-from art_core.histories import same_message
+from art_core.earlier import Answers, extends_ids, extends_messages
 
 DriftCause: TypeAlias = Literal[
     "tools changed", "history rewritten", "answer rewritten", "re-encoded"
@@ -37,7 +37,8 @@ class Drift:
     at: int
     """Index of the first id that differs."""
     had: str
-    """What the parent read or sampled around there: text, or ids where nothing decodes them."""
+    """What the parent read or sampled around there: its text, if it can be decoded, and its ids
+    where the text does not tell the difference."""
     reads: str
     """What the call reads there."""
 
@@ -55,74 +56,45 @@ def drifts(calls: Sequence[ModelCall], decode: Decode | None = None) -> list[Dri
         decode: text of ids, special tokens spelled out; None: by place only, so that an answer
             which was re-encoded counts as rewritten.
     """
-    found = []
-    known: list[ModelCall] = []
-    for call in calls:
+    found: list[Drift] = []
+    answers = Answers()
+    for place, call in enumerate(calls):
         if call.error is None and call.prompt_ids is not None:
-            parents = _parents(call, known)
+            parents = _parents(call, calls, answers)
             if parents and not any(extends_ids(call, parent) for parent in parents):
-                found.append(drift_between(call, parents[0], decode))
+                found.append(drift_between(call, parents[-1], decode))
             if call.sampled_ids is not None:
-                known.append(call)
+                answers.add(place, call)
     return found
 
 
-def _parents(call: ModelCall, known: Sequence[ModelCall]) -> list[ModelCall]:
-    """The calls of the longest history that `call` goes on from by its messages, latest first.
+def _parents(call: ModelCall, calls: Sequence[ModelCall], answers: Answers) -> list[ModelCall]:
+    """The calls of the longest history that `call` goes on from by its messages, latest last.
 
     Several where the same was said to the same messages: any of them may be the one.
     """
-    parents: list[ModelCall] = []
-    ours = [one for one in reversed(known) if one.model == call.model]
-    for one in sorted(ours, key=lambda c: -len(c.messages)):
-        if parents and len(one.messages) < len(parents[0].messages):
-            break
-        if _extends_messages(call, one):
-            parents.append(one)
-    return parents
-
-
-def extends_ids(call: ModelCall, before: ModelCall) -> bool:
-    """True if the prompt of `call` begins with what `before` read and sampled; both have ids."""
-    assert call.prompt_ids is not None
-    head = _had(before)
-    return bool(np.array_equal(call.prompt_ids[: len(head)], head))
-
-
-def _extends_messages(call: ModelCall, before: ModelCall) -> bool:
-    """True if the messages of `call` begin with those of `before` and its answer."""
-    read, size = call.messages, len(before.messages)
-    return (
-        len(read) > size
-        and same_message(read[size], before.message)
-        and all(map(same_message, read[:size], before.messages))
-    )
-
-
-def _had(call: ModelCall) -> Ids:
-    assert call.prompt_ids is not None
-    assert call.sampled_ids is not None
-    return np.concatenate([call.prompt_ids, call.sampled_ids])
+    for places in answers.likely(call):
+        ours = (calls[place] for place in places if calls[place].model == call.model)
+        parents = [one for one in ours if extends_messages(call, one)]
+        if parents:
+            return parents
+    return []
 
 
 def drift_between(call: ModelCall, parent: ModelCall, decode: Decode | None = None) -> Drift:
     """How `call` drifts from `parent`, which it goes on from by its messages; both have ids."""
+    assert parent.prompt_ids is not None
+    assert parent.sampled_ids is not None
     assert call.prompt_ids is not None
-    had, reads = _had(parent), call.prompt_ids
+    had, reads = np.concatenate([parent.prompt_ids, parent.sampled_ids]), call.prompt_ids
     size = min(len(had), len(reads))
     differs = np.flatnonzero(had[:size] != reads[:size])
     at = int(differs[0]) if len(differs) else size
     around = slice(max(0, at - _AROUND), at + _AROUND)
     cause = _cause(call, parent, had, at, decode)
-    as_ids = decode is None or cause == "re-encoded"
-    return Drift(
-        call,
-        parent,
-        cause,
-        at,
-        _shown(had[around], None if as_ids else decode),
-        _shown(reads[around], None if as_ids else decode),
-    )
+    with_ids = decode is None or cause == "re-encoded"
+    shown = [_shown(ids[around], decode, with_ids=with_ids) for ids in (had, reads)]
+    return Drift(call, parent, cause, at, *shown)
 
 
 def _cause(
@@ -137,5 +109,6 @@ def _cause(
     return "history rewritten" if at < len(parent.prompt_ids) else "answer rewritten"
 
 
-def _shown(ids: Ids, decode: Decode | None) -> str:
-    return str(ids.tolist()) if decode is None else decode(ids.tolist())
+def _shown(ids: Ids, decode: Decode | None, *, with_ids: bool) -> str:
+    text = [] if decode is None else [decode(ids.tolist())]
+    return " ".join([*text, str(ids.tolist())] if with_ids else text)

@@ -1,14 +1,14 @@
 """One HTTP exchange with a chat-completions endpoint, read into `ModelCall`s.
 
-In: the request body as sent and the response bytes as received, from our endpoint, vLLM or any
-other OpenAI-compatible server. Out: one call per choice. Where ids contradict each other, or the
+In: the request body as sent and the reply as it was read, from our endpoint, vLLM or any other
+OpenAI-compatible server. Out: one call per choice. Where ids contradict each other, or the
 answer broke off, the call keeps an error and no ids: nothing is picked silently, nothing encoded
-again. It leaves out the network (`transport`) and the rollout (`capture`).
+again. It leaves out the network (`transport`), reading bytes (`reply`) and the
+rollout (`capture`).
 """
 
 from __future__ import annotations
 
-import math
 import re
 import uuid
 from collections.abc import Mapping, Sequence
@@ -19,43 +19,14 @@ from typing import Any
 import numpy as np
 
 from art_core.calls import Cause, Ids, Logprobs, ModelCall, Origin, Sampling
-from art_core.reply import Choice, Reply, read_reply
+from art_core.reply import Choice, Reply
 
 _BROKEN_OFF = frozenset({"abort", "aborted", "cancelled", "error"})
 """Finish reasons by which a server says that the answer is not whole."""
 _NAMED_ID = re.compile(r"token_id:(\d+)")
 _LOGPROB = itemgetter("logprob")
+_MAX_LOGPROB = float(np.finfo(np.float32).max)
 _SETTINGS = frozenset(field.name for field in fields(Sampling))
-
-
-def calls_from_exchange(
-    request: dict[str, Any],
-    status: int | None,
-    raw: bytes,
-    *,
-    streamed: bool,
-    origin: Origin,
-    started: float,
-    ended: float,
-    error: str | None = None,
-) -> list[ModelCall]:
-    """The calls of one exchange, one per choice, in the order of their index; never empty.
-
-    Args:
-        request: body of the request as sent.
-        status: HTTP status; None if no response came.
-        raw: response body as received, after content decoding; whatever came before a break.
-        streamed: True if `raw` is server-sent events.
-        origin: who asked.
-        started: seconds since the epoch.
-        ended: seconds since the epoch.
-        error: what broke the exchange; None if the response was read to its end. It is dropped
-            where the stream had said [DONE] before.
-
-    The calls of a broken or contradicting exchange have `error` set and no ids.
-    """
-    reply = read_reply(raw, status, streamed=streamed, error=error)
-    return calls_of_reply(reply, request, raw, origin=origin, started=started, ended=ended)
 
 
 def calls_of_reply(
@@ -67,7 +38,18 @@ def calls_of_reply(
     started: float,
     ended: float,
 ) -> list[ModelCall]:
-    """As `calls_from_exchange`, of a reply that was read before."""
+    """The calls of one exchange, one per choice, in the order of their index; never empty.
+
+    Args:
+        reply: what came, as it was read.
+        request: body of the request as sent.
+        raw: response body as received, after content decoding; whatever came before a break.
+        origin: who asked.
+        started: seconds since the epoch.
+        ended: seconds since the epoch.
+
+    The calls of a broken or contradicting exchange have `error` set and no ids.
+    """
     model, step = split_step(reply.policy or str(request.get("model") or ""))
     sampling = _sampling(reply.sampling, request)
     fault = reply.error or reply.prompt_fault or _prompt_fault(reply) or _count_fault(reply)
@@ -134,14 +116,17 @@ def _logprobs(entries: Sequence[Any]) -> tuple[Logprobs | None, str | None]:
     """The logprobs of the entries, or what is wrong with them."""
     try:
         values = np.fromiter(map(_LOGPROB, entries), np.float64, len(entries))
-        if np.isfinite(values).all():
+        if (np.abs(values) <= _MAX_LOGPROB).all():
             return values.astype(np.float32), None
-    except (KeyError, TypeError, ValueError):  # one is missing, a null or a string
+    except (KeyError, TypeError, ValueError, OverflowError):  # missing, null, a string, 10**400
         pass
     told = [entry.get("logprob") if isinstance(entry, dict) else None for entry in entries]
-    numbers = [float(v) if isinstance(v, int | float) else math.nan for v in told]
-    wrong = next(i for i, value in enumerate(numbers) if not math.isfinite(value))
-    return None, f"logprob {wrong} is {told[wrong]!r}, not a finite number"
+    wrong = next(i for i, value in enumerate(told) if not _is_number(value))
+    return None, f"logprob {wrong} is {told[wrong]!r:.100}, not a finite number"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and -_MAX_LOGPROB <= value <= _MAX_LOGPROB
 
 
 def _named_ids(entries: Sequence[Any] | None) -> list[int] | None:

@@ -3,7 +3,7 @@
 In: groups of pending rollouts, or awaitables that make groups. Out: the same groups in the same
 order, every rollout a trajectory or a `RolloutFailure`. No group is dropped, whatever failed in it,
 so that groups and scenarios can be zipped; `train` skips empty ones by name. Left out: one
-rollout's own life (rollouts.py), and training.
+rollout's own life (awaited_rollout.py), and training.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import Any, TypeAlias, cast
 
+from art_core.awaited_rollout import make_group, play
 from art_core.capture import open_scope
 from art_core.errors import AfterEachFailed, ConfigError, RolloutFailure, TooManyFailures
 from art_core.executor import wide_executor
 from art_core.progress import Display
 from art_core.progress import progress as open_display
-from art_core.rollouts import make_group, play
 from art_core.tally import Tally
 from art_core.trajectories import Trajectory, TrajectoryGroup, discard
 

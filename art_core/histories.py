@@ -8,13 +8,13 @@ own. It leaves out training, which joins ids itself (`batch.forest`).
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
-import numpy as np
+from pydantic import ValidationError
 
 from art_core.calls import Cause, ModelCall
+from art_core.earlier import Earlier
 from art_core.types import Choice, Message, MessagesAndChoices
 
 _UNSEEN = frozenset[Cause]({"orphan", "several answers", "cache replay"})
@@ -29,30 +29,18 @@ def chains(calls: Sequence[ModelCall]) -> list[list[ModelCall]]:
     """
     answered = [c for c in calls if c.error is None and c.message and c.left_out not in _UNSEEN]
     found: list[list[ModelCall]] = []
-    for number, call in enumerate(answered):
-        ends = {id(chain[-1]): chain for chain in found}
-        best = _best(call, answered[:number], ends)
-        chain = ends.get(id(best))
+    ends: dict[int, list[ModelCall]] = {}
+    earlier = Earlier(answered)
+    for call in answered:
+        best = _best(call, earlier.longest_read(call), ends)
+        earlier.add(call)
+        chain = ends.pop(id(best), None)
         if chain is None:
-            found.append([call])
-        else:
-            chain.append(call)
+            chain = []
+            found.append(chain)
+        chain.append(call)
+        ends[id(call)] = chain
     return sorted(found, key=_rank)
-
-
-def goes_on(call: ModelCall, before: ModelCall) -> bool:
-    """True if `call` read the whole of `before`: by ids, or by messages where either has none."""
-    if before.sampled_ids is None or before.prompt_ids is None or call.prompt_ids is None:
-        start = [*before.messages, before.message]
-        read = call.messages[: len(start)]
-        return len(read) == len(start) and all(map(same_message, read, start))
-    middle = len(before.prompt_ids)
-    end = middle + len(before.sampled_ids)
-    return (
-        len(call.prompt_ids) >= end
-        and np.array_equal(call.prompt_ids[middle:end], before.sampled_ids)
-        and np.array_equal(call.prompt_ids[:middle], before.prompt_ids)
-    )
 
 
 def items(chain: Sequence[ModelCall]) -> MessagesAndChoices:
@@ -71,35 +59,31 @@ def is_sample(call: ModelCall) -> bool:
 
 def as_choice(call: ModelCall) -> Choice:
     """The call's answer as OpenAI's client would have given it, with the record id as an extra."""
-    return Choice.construct(
-        index=call.choice_index,
-        finish_reason=call.finish_reason or "stop",
-        message={"content": None, **call.message, "role": "assistant"},
-        logprobs=None,
-        art_record_id=call.record_id,
-    )
+    told: dict[str, Any] = {
+        "index": call.choice_index,
+        "finish_reason": call.finish_reason or "stop",
+        "message": {"content": None, **call.message, "role": "assistant"},
+        "logprobs": None,
+        "art_record_id": call.record_id,
+    }
+    try:
+        return Choice.model_validate(told)
+    except ValidationError:  # what OpenAI does not know, such as another finish_reason
+        return Choice.construct(**told)  # its own way, which takes anything, and six times as long
 
 
 # --- which of several
 
 
-def _best(call: ModelCall, earlier: Sequence[ModelCall], ends: Collection[int]) -> ModelCall | None:
-    """The longest of `earlier` that `call` goes on from, of equal twins the nearest; None: none.
+def _best(call: ModelCall, read: Sequence[ModelCall], ends: Container[int]) -> ModelCall | None:
+    """Of those that `call` goes on from the nearest; None: there are none.
 
     Args:
         ends: ids (Python's) of the calls that nothing goes on from yet.
     """
-    longest = -1
-    twins: list[ModelCall] = []
-    for before in sorted(earlier, key=lambda a: -len(a.messages)):
-        if len(before.messages) < longest:
-            break
-        if goes_on(call, before):
-            longest = len(before.messages)
-            twins.append(before)
-    if len(twins) < 2:
-        return twins[0] if twins else None
-    return max(twins, key=lambda a: _nearness(call, a, is_end=id(a) in ends))
+    if len(read) < 2:
+        return read[0] if read else None
+    return max(read, key=lambda a: _nearness(call, a, is_end=id(a) in ends))
 
 
 def _nearness(call: ModelCall, before: ModelCall, *, is_end: bool) -> tuple[Any, ...]:
@@ -144,47 +128,3 @@ def _rank(chain: Sequence[ModelCall]) -> tuple[Any, ...]:
         -len(chain),
         -len(chain[-1].messages),
     )
-
-
-# --- equal messages
-
-
-def same_message(one: Message, other: Message) -> bool:
-    """True if two messages say the same: spelling of JSON and ids of tool calls do not count."""
-    return one == other or _said(one) == _said(other)
-
-
-def _said(message: Message) -> tuple[Any, ...]:
-    role = "system" if message.get("role") == "developer" else message.get("role")
-    calls = [
-        (call["function"].get("name"), _value(call["function"].get("arguments")))
-        for call in message.get("tool_calls") or ()
-        if isinstance(call.get("function"), Mapping)
-    ]
-    return role, _text(message.get("content")), calls
-
-
-def _text(content: Any) -> Any:
-    """Text parts joined; what is no text as it is."""
-    if isinstance(content, list) and all(_is_text(part) for part in content):
-        content = "".join(part if isinstance(part, str) else part["text"] for part in content)
-    return content.strip() if isinstance(content, str) else content or ""
-
-
-def _is_text(part: Any) -> bool:
-    if isinstance(part, Mapping):
-        return part.get("type") == "text" and isinstance(part.get("text"), str)
-    return isinstance(part, str)
-
-
-def _value(arguments: Any) -> Any:
-    """Arguments as LangChain reads them: null and [] are none, raw line ends in texts are no fault.
-
-    NaN counts as equal to NaN.
-    """
-    if not isinstance(arguments, str):
-        return arguments or {}
-    try:
-        return json.loads(arguments.strip() or "{}", strict=False, parse_constant=str) or {}
-    except (ValueError, RecursionError):
-        return arguments

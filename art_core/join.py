@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from art_core.calls import ModelCall
-from art_core.histories import same_message
 from art_core.records import RecordStore, TokenRecord
+from art_core.said import same_message
 from art_core.trajectories import Trajectory
 
 

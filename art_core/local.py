@@ -15,7 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -373,7 +373,8 @@ class LocalBackend:
         """Keep what was played, learn from it, keep the figures."""
         played = run.step
         means = summarize(groups) if groups else {}
-        drift = await asyncio.to_thread(_drift, groups, run.serving.engine.tokenizer)
+        counted = await asyncio.to_thread(_drift, groups, run.serving.engine.tokenizer)
+        counted |= {f"misfit/{cause}": number for cause, number in selection.misfits.items()}
         if groups:
             await asyncio.to_thread(write_trajectories, run.run, "train", played, groups)
         result = TrainResult(played, trained=False, skipped=tuple(selection.skipped))
@@ -381,10 +382,9 @@ class LocalBackend:
             result = await self._learn_or_skip(run, selection, config, reference)
         for skip in result.skipped:
             _log.info("group %d is not trained: %s", skip.group, skip.reason)
+        result = replace(result, metrics=counted | result.metrics)
         figures = {
             **means,
-            **drift,
-            **{f"misfit/{cause}": number for cause, number in selection.misfits.items()},
             **result.metrics,
             "trained": result.trained,
             "skipped": len(result.skipped),

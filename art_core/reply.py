@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from art_core.json_bytes import read_json
 
-_MAX_CALLS = 1024
-"""An index beyond it is noise."""
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
@@ -33,6 +31,8 @@ class Choice:
     record_id: str | None = None
     fault: str | None = None
     """What of it has a shape that no completion has; None if all is well."""
+    slots: dict[int | None, int] = field(default_factory=dict)
+    """Which tool call the parts of a stream with this index belong to now."""
 
 
 @dataclass
@@ -67,7 +67,15 @@ class Reply:
 
 
 def read_reply(raw: bytes, status: int | None, *, streamed: bool, error: str | None) -> Reply:
-    """Read a response; arguments as for `exchange.calls_from_exchange`."""
+    """Read a response.
+
+    Args:
+        raw: its body as received, after content decoding; whatever came before a break.
+        status: HTTP status; None if no response came.
+        streamed: True if `raw` is server-sent events.
+        error: what broke the exchange; None if the response was read to its end. It is dropped
+            where the stream had said [DONE] before.
+    """
     if streamed and status is not None and status < 300:
         return _read_events(raw, error)
     return _read_body(raw, status, error)
@@ -97,6 +105,11 @@ def _whole_choice(part: Mapping[str, Any], position: int) -> Choice:
     message = part.get("message")
     if isinstance(message, Mapping):
         choice.message = dict(message)
+        calls = _of_kind(choice, "tool_calls", message.get("tool_calls"), list) or []
+        if not all(isinstance(call, Mapping) for call in calls):
+            choice.fault = choice.fault or f"tool_calls are {calls!r:.100}, which are no calls"
+        if choice.fault is not None:
+            del choice.message["tool_calls"]
     else:
         choice.fault = f"message is {message!r:.100}, which no completion has"
     choice.token_ids = _of_kind(choice, "token_ids", part.get("token_ids"), list)
@@ -202,15 +215,13 @@ def _merge(choice: Choice, part: Mapping[str, Any]) -> None:
 
 
 def _merge_tool_call(choice: Choice, part: Any) -> None:
-    """Add one part of a call; servers that leave its index out open a new call by a new id."""
+    """Add one part of a call."""
     if not (isinstance(part, Mapping) and isinstance(part.get("function") or {}, Mapping)):
         choice.fault = choice.fault or f"tool_calls hold {part!r:.100}, which is no call"
         return
     calls: list[dict[str, Any]] = choice.message.setdefault("tool_calls", [])
-    slot = part.get("index")
-    if type(slot) is not int or not 0 <= slot < _MAX_CALLS:
-        slot = len(calls) if part.get("id") or not calls else len(calls) - 1
-    while len(calls) <= slot:
+    slot = _slot(choice, part, calls)
+    if slot == len(calls):
         calls.append({"id": None, "type": "function", "function": {"name": "", "arguments": ""}})
     call, said = calls[slot], part.get("function") or {}
     call["id"] = call["id"] or part.get("id")
@@ -221,6 +232,28 @@ def _merge_tool_call(choice: Choice, part: Any) -> None:
     if isinstance(arguments, Mapping):  # an object, where its text belongs
         arguments = json.dumps(arguments, ensure_ascii=False)
     call["function"]["arguments"] += _of_kind(choice, "arguments", arguments, str) or ""
+
+
+def _slot(choice: Choice, part: Mapping[str, Any], calls: Sequence[Mapping[str, Any]]) -> int:
+    """Which of the calls a part belongs to; their number, if to a new one.
+
+    Some servers count from 1, give every call the index 0, or none at all; some repeat the id with
+    every part, some give every call the same.
+    """
+    index, call_id = part.get("index"), part.get("id")
+    known = index if type(index) is int else None
+    slot = choice.slots.get(known, len(calls))
+    if slot < len(calls) and call_id:
+        call = calls[slot]
+        is_other = call["id"] not in (None, call_id)
+        if is_other or (known is None and _is_whole(call["function"]["arguments"])):
+            slot = len(calls)
+    choice.slots[known] = slot
+    return slot
+
+
+def _is_whole(arguments: str) -> bool:
+    return isinstance(_json(arguments.encode("utf-8", "surrogatepass")), Mapping)
 
 
 # --- loose JSON

@@ -8,7 +8,7 @@ keep them in its state. What is no completion passes as it came.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from art_core.json_bytes import read_json, write_json
@@ -17,6 +17,7 @@ from art_core.reply import events
 _BLANK_LINE = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _FINISH = re.compile(rb'"finish_reason"\s*:\s*"[^"]')
 """Some servers send an empty one with every event."""
+_DONE = b"[DONE]"
 
 
 def slim_body(body: Mapping[str, Any], asked: Mapping[str, Any]) -> bytes:
@@ -42,10 +43,12 @@ def _without(body: Mapping[str, Any], unasked: frozenset[str]) -> bytes:
 
 
 class SlimStream:
-    """The same for server-sent events, as they come.
+    """The same for server-sent events, as they come, one line of data each.
 
     From the first finish_reason on, events are held back until [DONE] or the end, and then handed
-    on together: some clients hang up at a finish_reason, and the answer is whole all the same.
+    on together: some clients hang up at a finish_reason, and the answer is whole all the same. Of
+    several finish_reasons of a choice the last is handed on: LangChain adds them up ("stopstop").
+    Events without data, such as a ping, are left out: OpenAI's client takes them for broken JSON.
 
     Args:
         asked: the body of the request as its caller wrote it.
@@ -55,6 +58,7 @@ class SlimStream:
         self._unasked = _unasked(asked)
         self._part = b""
         self._ending: list[bytes] = []
+        """Data of the events that are held back."""
 
     def feed(self, chunk: bytes) -> bytes:
         """What can be handed on now that `chunk` has come: whole events only."""
@@ -69,37 +73,71 @@ class SlimStream:
 
     def rest(self) -> bytes:
         """What was held back when the stream ended."""
-        held = [*self._ending, self._slim(self._part)]
-        self._part, self._ending = b"", []
-        return b"".join(held)
+        ready: list[bytes] = []
+        part, self._part = self._part, b""
+        if all(map(_is_whole, events(part))):  # it lacks its blank line only
+            self._add(part, ready)
+            part = b""
+        return b"".join([*ready, *self._ended(), part])
 
     def _add(self, block: bytes, ready: list[bytes]) -> None:
-        event = self._slim(block)
-        if self._ending or _FINISH.search(event):
-            self._ending.append(event)
-            if event.startswith((b"data: [DONE]", b"data:[DONE]")):
-                ready.extend(self._ending)
-                self._ending = []
-        else:
-            ready.append(event)
+        for data in _data(block):
+            if self._ending or _FINISH.search(data):
+                self._ending.append(self._slim(data))
+                if data.startswith(_DONE):
+                    ready.extend(self._ended())
+            else:
+                ready.append(_event(self._slim(data)))
 
-    def _slim(self, block: bytes) -> bytes:
-        if b'"logprobs"' not in block and b'token_ids"' not in block:
-            return block
+    def _ended(self) -> list[bytes]:
+        """The events that were held back."""
+        held, self._ending = self._ending, []
+        if sum(_FINISH.search(data) is not None for data in held) > 1:
+            held = _finished_once(held)
+        return [_event(data) for data in held]
+
+    def _slim(self, data: bytes) -> bytes:
+        if b'"logprobs"' not in data and b'token_ids"' not in data:
+            return data
         try:
-            return b"data: " + _without(read_json(_data(block)), self._unasked) + b"\n\n"
+            return _without(read_json(data), self._unasked)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            return block
+            return data
 
 
-def _data(block: bytes) -> bytes:
-    """The data of one event.
+def _data(block: bytes) -> Iterator[bytes]:
+    """The data of the events in a block, which are several behind blank lines of mixed ends."""
+    if block.startswith(b"data: ") and block.endswith(b"\n\n") and block.count(b"\n") == 2:
+        yield block[6:-2]  # as servers send it; all else takes five times as long
+    else:
+        yield from events(block)
 
-    Raises:
-        ValueError: there is none, or several, as behind blank lines of mixed line ends.
-    """
-    data = block[6:-2]
-    if block.startswith(b"data: ") and block.endswith(b"\n\n") and len(data.splitlines()) == 1:
-        return data  # as servers send it; all else takes five times as long
-    (data,) = events(block)
-    return data
+
+def _event(data: bytes) -> bytes:
+    return b"data: " + data.replace(b"\n", b"\ndata: ") + b"\n\n"
+
+
+def _is_whole(data: bytes) -> bool:
+    try:
+        return data.startswith(_DONE) or bool(read_json(data))
+    except (ValueError, RecursionError):
+        return False
+
+
+def _finished_once(held: Sequence[bytes]) -> list[bytes]:
+    """The events, each choice's finish_reason only in the last that has one."""
+    finished: set[object] = set()
+    kept = []
+    for data in reversed(held):
+        try:
+            event = read_json(data)
+            for choice in event["choices"]:
+                if choice["finish_reason"] and choice["index"] in finished:
+                    choice["finish_reason"] = None
+                    data = write_json(event)
+                elif choice["finish_reason"]:
+                    finished.add(choice["index"])
+        except (ValueError, KeyError, TypeError, RecursionError):  # [DONE], or nothing we know
+            pass
+        kept.append(data)
+    return kept[::-1]

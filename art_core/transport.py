@@ -13,13 +13,14 @@ import functools
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import replace
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 
 import httpx2 as httpx  # the one that openai >= 3 is built on
 import openai
 
-from art_core.calls import ModelCall, Origin
+from art_core.calls import ModelCall
 from art_core.capture import Scope, Target
 from art_core.connections import Connections
 from art_core.exchange import calls_of_reply
@@ -221,7 +222,7 @@ def _address(request: httpx.Request, route: Route) -> _Exchange | None:
         return None
     if route.target.token_data:
         request.headers[ROLLOUT_HEADER] = route.scope.rollout_id
-    return _Exchange(route.scope, route.origin, sent, asked=body)
+    return _Exchange(route, route.scope, sent, asked=body)
 
 
 def _redirect(request: httpx.Request, target: Target) -> None:
@@ -245,11 +246,11 @@ class _Exchange:
     """One HTTP attempt of a call, until it is recorded. `finish` may come from any thread."""
 
     def __init__(
-        self, scope: Scope, origin: Origin, sent: dict[str, Any], asked: Mapping[str, Any]
+        self, route: Route, scope: Scope, sent: dict[str, Any], asked: Mapping[str, Any]
     ) -> None:
         self.streamed = False
+        self._route = route
         self._scope = scope
-        self._origin = origin
         self._sent = sent
         self._asked = asked
         self._status: int | None = None
@@ -260,7 +261,7 @@ class _Exchange:
         self._lock = threading.RLock()  # a garbage collection inside may close the response
         self._finished = False
         self._started = time.time()
-        self._place = scope.begin(self, origin.run_id)
+        self._place = scope.begin(self, route.origin.run_id)
 
     def answered(self, response: httpx.Response) -> None:
         """The head of the response is here."""
@@ -301,14 +302,15 @@ class _Exchange:
             except httpx.DecodingError as fault:
                 error = error or f"the body can't be decoded: {fault}"
         self._reply = read_reply(raw, self._status, streamed=self.streamed, error=error)
-        return calls_of_reply(
+        calls = calls_of_reply(
             self._reply,
             self._sent,
             raw,
-            origin=self._origin,
+            origin=self._route.origin,
             started=self._started,
             ended=time.time(),
         )
+        return calls if self._route.target.token_data else list(map(_as_others, calls))
 
     def slimmed(self) -> bytes:
         """A plain body as the client gets it; what is compressed or no completion, as it came."""
@@ -316,6 +318,13 @@ class _Exchange:
         if reply is None or not reply.choices or reply.body is None or self._encoding != "identity":
             return b"".join(self._chunks)
         return slim_body(reply.body, self._asked)
+
+
+def _as_others(call: ModelCall) -> ModelCall:
+    """The call as context, unless there are tokens to train, here or in our server's records."""
+    has_tokens = call.sampled_ids is not None or not call.record_id.startswith("local-")
+    is_told = has_tokens or call.error is not None or call.left_out is not None
+    return call if is_told else replace(call, left_out="other model")
 
 
 def _decoded(raw: bytes, encoding: str) -> bytes:

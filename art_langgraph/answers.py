@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import openai
 from langchain_core.messages import (
     AIMessage,
     AIMessageChunk,
@@ -34,67 +35,119 @@ _BROKEN = "the arguments are not a JSON object"
 # --- whole answers
 
 
-def sound_answer(response: Any) -> Any:
-    """A completion that ChatOpenAI can read: arguments that came as an object are spelled out.
+def plain_answer(response: Any) -> dict[str, Any]:
+    """A completion as a dict that ChatOpenAI can read.
+
+    It has what ChatOpenAI's own way by pydantic objects fills in: absent fields are None.
+    Arguments that came as an object are spelled out.
+
+    Args:
+        response: parsed JSON, changed in place; or an object of OpenAI's client.
 
     Raises:
-        EngineError: it has no choice, or says that something failed.
+        EngineError: it has no choice, one of a strange shape, or says that something failed.
     """
-    if error := getattr(response, "error", None):
+    answer = response
+    if isinstance(response, openai.BaseModel):
+        answer = response.model_dump(exclude=_PARSED, warnings=False)
+    if not isinstance(answer, dict):
+        raise _no_answer(f"{response!r:.200}")
+    if error := answer.get("error"):
         raise EngineError(
             f"the server answered with an error ({error})", fix="Look into the server's log."
         )
-    choices = getattr(response, "choices", None)
-    if not choices or any(getattr(choice, "message", None) is None for choice in choices):
-        raise EngineError(
-            "the server's answer has no choice with a message",
-            got=choices if hasattr(response, "choices") else f"{response!r:.200}",
-            expected="a chat completion",
-            fix="See that ART_BASE_URL, or the model's endpoint, is that of a model server; then "
-            "look into the server's log.",
-        )
-    if not any(_spelled(call) for call in _calls_of(choices)):
-        return response
-    response = response.model_copy(deep=True)
-    for call in _calls_of(response.choices):
-        if _spelled(call):
-            call.function.arguments = json.dumps(call.function.arguments, ensure_ascii=False)
-    return response
+    choices = answer.get("choices")
+    if not isinstance(choices, list) or not choices or not all(map(_has_message, choices)):
+        raise _no_answer(choices)
+    for choice in choices:
+        choice.setdefault("logprobs", None)
+        choice["message"]["role"] = "assistant"  # some leave it out; it can't be another
+        for call in _calls_of(choice["message"]):
+            function = call["function"]
+            function.setdefault("name", None)
+            function.setdefault("arguments", None)
+            if isinstance(function["arguments"], dict | list):
+                function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
+    for name in _HEAD:
+        answer.setdefault(name, None)
+    usage = answer.get("usage")
+    answer["usage"] = {**dict.fromkeys(_DETAILS), **usage} if isinstance(usage, dict) else None
+    return answer
 
 
-def without_broken_calls(response: Any) -> tuple[Any, dict[int, list[InvalidToolCall]]]:
-    """The completion less its broken tool calls, and those by the choice's place.
+def take_broken_calls(answer: Mapping[str, Any]) -> list[list[InvalidToolCall]]:
+    """The broken tool calls of each choice, which are taken out of the answer.
 
     ChatOpenAI takes `null` and `[]` for a call without arguments, and fails on a number.
     """
-    broken = {
-        place: [
-            _invalid(call.function.name, call.function.arguments, call.id)
-            for call in _calls_of([choice])
-            if _is_broken(call)
-        ]
-        for place, choice in enumerate(response.choices)
-    }
-    broken = {place: calls for place, calls in broken.items() if calls}
-    if not broken:
-        return response, {}
-    response = response.model_copy(deep=True)
-    for place in broken:
-        message = response.choices[place].message
-        message.tool_calls = [c for c in message.tool_calls if not _is_broken(c)]
-    return response, broken
+    broken = []
+    for choice in answer["choices"]:
+        message = choice["message"]
+        found = [call for call in _calls_of(message) if _is_broken(call)]
+        if found:
+            message["tool_calls"] = [c for c in message["tool_calls"] if c not in found]
+        broken.append(
+            [
+                _invalid(c["function"]["name"], c["function"]["arguments"], c.get("id"))
+                for c in found
+            ]
+        )
+    return broken
 
 
-def keep_reasoning(said: BaseMessage, wire: Any) -> None:
+_PARSED: dict[str, Any] = {"choices": {"__all__": {"message": {"parsed"}}}}
+"""What of a completion is no JSON."""
+_HEAD = ("id", "model", "system_fingerprint")
+_DETAILS = ("completion_tokens_details", "prompt_tokens_details")
+
+
+def _no_answer(got: object) -> EngineError:
+    return EngineError(
+        "the server's answer has no choice with a message of a known shape",
+        got=got,
+        expected="a chat completion",
+        fix="See that ART_BASE_URL, or the model's endpoint, is that of a model server; then "
+        "look into the server's log.",
+    )
+
+
+def _has_message(choice: Any) -> bool:
+    message = choice.get("message") if isinstance(choice, dict) else None
+    if not isinstance(message, dict) or not isinstance(message.get("content") or "", str | list):
+        return False
+    calls = message.get("tool_calls") or []
+    return isinstance(calls, list) and all(map(_is_call, calls))
+
+
+def _is_call(call: Any) -> bool:
+    function = call.get("function") if isinstance(call, dict) else None
+    return isinstance(function, dict) and isinstance(function.get("name") or "", str)
+
+
+def keep_parsed(said: BaseMessage, answer: Mapping[str, Any], response: Any) -> None:
+    """Put the first choice's refusal into `additional_kwargs`, and what OpenAI's client parsed.
+
+    Args:
+        said: changed in place.
+        answer: from `plain_answer`.
+        response: what that was made of.
+    """
+    if isinstance(response, openai.BaseModel):
+        message = response.choices[0].message  # type: ignore[attr-defined]  # it has been read
+        if hasattr(message, "parsed"):
+            said.additional_kwargs["parsed"] = message.parsed
+    said.additional_kwargs["refusal"] = answer["choices"][0]["message"].get("refusal")
+
+
+def keep_reasoning(said: BaseMessage, wire: Mapping[str, Any]) -> None:
     """Put what the model thought into the message's `additional_kwargs`.
 
     Args:
         said: changed in place.
-        wire: the message or delta it was made of, a mapping or an object.
+        wire: the message or delta it was made of.
     """
-    thought: Mapping[str, Any] = wire if isinstance(wire, Mapping) else (wire.model_extra or {})
     for name in REASONING:
-        if isinstance(text := thought.get(name), str) and text:
+        if isinstance(text := wire.get(name), str) and text:
             said.additional_kwargs[name] = text
 
 
@@ -126,22 +179,12 @@ def _thought(said: AIMessage) -> dict[str, str]:
     return {name: text for name in REASONING if isinstance(text := kept.get(name), str)}
 
 
-def _calls_of(choices: Sequence[Any]) -> Iterator[Any]:
-    """The function calls of some choices."""
-    for choice in choices:
-        for call in choice.message.tool_calls or ():
-            if getattr(call, "function", None) is not None:
-                yield call
+def _calls_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return message.get("tool_calls") or []
 
 
-def _spelled(call: Any) -> bool:
-    """True if a server sent the arguments as the object itself, not as its text."""
-    return isinstance(call.function.arguments, dict | list)
-
-
-def _is_broken(call: Any) -> bool:
-    function = getattr(call, "function", None)
-    return function is not None and strict_object(function.arguments) is None
+def _is_broken(call: Mapping[str, Any]) -> bool:
+    return strict_object(call["function"]["arguments"]) is None
 
 
 def _invalid(name: str | None, arguments: str | None, call_id: str | None) -> InvalidToolCall:
@@ -150,7 +193,44 @@ def _invalid(name: str | None, arguments: str | None, call_id: str | None) -> In
     )
 
 
-# --- streamed answers that are put together for the caller
+# --- streamed answers
+
+
+def ready_choices(event: dict[str, Any]) -> list[dict[str, Any]]:
+    """The choices of an event, whose absent fields become None, in place, as ChatOpenAI wants.
+
+    Raises:
+        EngineError: they have a shape that no completion has.
+    """
+    inner = event.get("chunk")  # where OpenAI's client parses on the way
+    choices = event.get("choices") or (inner.get("choices") if isinstance(inner, dict) else None)
+    if not isinstance(event.get("usage"), dict):
+        event["usage"] = None
+    if not choices:
+        return []
+    if not isinstance(choices, list) or not all(map(_has_delta, choices)):
+        raise EngineError(
+            "an event of the server's stream has a shape that no completion has",
+            got=choices,
+            fix="Look into the server's log.",
+        )
+    for choice in choices:
+        delta = choice.setdefault("delta", None)
+        for call in (delta or {}).get("tool_calls") or ():
+            call.setdefault("index", None)
+            call["function"] = call.get("function") or {}
+    return choices
+
+
+def _has_delta(choice: Any) -> bool:
+    delta = choice.get("delta") or {} if isinstance(choice, dict) else None
+    if not isinstance(delta, dict) or not isinstance(delta.get("content") or "", str | list):
+        return False
+    calls = delta.get("tool_calls") or []
+    return isinstance(calls, list) and all(isinstance(call, dict) for call in calls)
+
+
+# --- those that are put together for the caller
 
 _PARTS: ContextVar[list[AIMessageChunk] | None] = ContextVar("art_call_parts", default=None)
 

@@ -25,12 +25,14 @@ from art_core.calls import Cause, ModelCall, Origin
 from art_core.capture import Scope, current_scope
 from art_core.exchange import split_step
 from art_langgraph.messages import to_openai
-from art_langgraph.routing import origin_of
+from art_langgraph.model_lookup import origin_of
 
 LLM_TYPE = "art-chat"
 """`_llm_type` of a `ChatArt`."""
 _MAX_TEXT = 500
 """Characters of a tool's arguments and errors that are kept."""
+_LATEST = 1000
+"""How many tools, answers and so on a handler without a rollout of its own remembers."""
 _OURS = re.compile(r"[0-9a-f]{20}")
 """A `system_fingerprint` of our endpoint: its record id, by which ids and logprobs are joined."""
 
@@ -75,7 +77,8 @@ class TrajectoryCallbackHandler(BaseCallbackHandler):
     `rollout` attaches one itself. It runs inline, in the caller's context.
 
     Args:
-        scope: the rollout to record into; None means the one around each event.
+        scope: the rollout to record into; None means the one around each event. Such a handler may
+            live as long as the process: of what it has seen it keeps the latest 1000 of a kind.
     """
 
     run_inline = True
@@ -89,8 +92,8 @@ class TrajectoryCallbackHandler(BaseCallbackHandler):
         """By name of each chat model that was asked: its class, and its address if it tells one."""
         self.parents: dict[str, str] = {}
         """Parent run ids of the chat models' runs, by run id."""
-        self.answered: set[str] = set()
-        """Every `system_fingerprint` that an answer had."""
+        self.answered: dict[str, None] = {}
+        """Every `system_fingerprint` that an answer had, as keys."""
         self._scope = scope
         self._asked: dict[UUID, _Asked] = {}
         self._tools_running: dict[UUID, ToolRun] = {}
@@ -133,6 +136,7 @@ class TrajectoryCallbackHandler(BaseCallbackHandler):
         with self._lock:
             self.tools.append(run)
             self._tools_running[run_id] = run
+            self._forget()
 
     def on_tool_end(self, output: Any, *, run_id: UUID, **_: Any) -> None:
         """A tool has returned."""
@@ -173,6 +177,7 @@ class TrajectoryCallbackHandler(BaseCallbackHandler):
             self.models[name] = _where(serialized)
             if parent is not None:
                 self.parents[str(run_id)] = parent
+            self._forget()
         scope = self._scope if self._scope is not None else current_scope()
         if scope is None:
             return
@@ -200,7 +205,8 @@ class TrajectoryCallbackHandler(BaseCallbackHandler):
         answers = _said(response)
         with self._lock:
             asked = self._asked.pop(run_id, None)
-            self.answered.update(_fingerprint(said) for said in answers)
+            self.answered.update(dict.fromkeys(map(_fingerprint, answers)))
+            self._forget()
         if asked is None or asked.scope.saw_run(str(run_id)):
             return
         if asked.messages is not None:
@@ -209,6 +215,22 @@ class TrajectoryCallbackHandler(BaseCallbackHandler):
             call = _call(asked, run_id, said, index, error)
             if not asked.scope.saw_answer(call.key):
                 asked.scope.add(call, asked.place)
+
+    def _forget(self) -> None:
+        """Let go of the oldest, where the handler is not a rollout's own. Under the lock."""
+        if self._scope is not None:
+            return
+        for listed in (self.nodes, self.tools):
+            del listed[:-_LATEST]
+        for kept in (self.models, self.parents, self.answered, self._tools_running):
+            _shorten(kept)
+        if len(self._asked) > _LATEST:  # LangChain does not tell of a call that was cancelled
+            self._asked = {i: asked for i, asked in self._asked.items() if not asked.scope.closed}
+
+
+def _shorten(kept: dict[Any, Any]) -> None:
+    while len(kept) > _LATEST:
+        del kept[next(iter(kept))]
 
 
 def _call(

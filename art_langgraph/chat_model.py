@@ -1,7 +1,7 @@
 """`ChatArt`: the chat model of a graph that is trained. A true `ChatOpenAI`, bound at call time.
 
 In: whatever a graph asks of a ChatOpenAI. Out: the same, from the model that the call's rollout
-names (`routing`), over a transport that records (`art_core.transport`). It needs no key and no
+names (`model_lookup`), over a transport that records (`art_core.transport`). It needs no key and no
 model when it is built. It leaves out recording: the wire does that, so no path can bypass it. What
 it knows of the model behind it is in `described`, how it is copied in `rebuilt`.
 """
@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, Self, cast
 from weakref import WeakSet
 
+import openai
 from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.globals import get_llm_cache
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
@@ -21,19 +22,20 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config
 from langchain_core.utils.uuid import uuid7
 from langchain_openai import ChatOpenAI
+from langchain_openai.chat_models.base import _handle_openai_api_error, _handle_openai_bad_request
 from pydantic import SecretStr, model_validator
 
 from art_core.errors import ConfigError
 from art_core.route import Route
 from art_core.transport import HOLD_TIMEOUT, PLACEHOLDER_URL, async_client, sync_client
 from art_langgraph import answers
-from art_langgraph.call_route import arouted_at_start, current_route, routed, routed_at_start
 from art_langgraph.callbacks import LLM_TYPE
 from art_langgraph.completions import AsyncReadyCompletions, ReadyCompletions
+from art_langgraph.current_call import arouted_at_start, current_route, routed, routed_at_start
 from art_langgraph.described import DescribedChat
-from art_langgraph.messages import mend_tool_calls
+from art_langgraph.messages import mend_texts, mend_tool_calls
+from art_langgraph.model_lookup import NAME, find_route, lost_call, note_stray_call
 from art_langgraph.rebuilt import FOUND_AT_CALL, NOT_GIVEN, NOT_OURS, RebuiltChat
-from art_langgraph.routing import NAME, find_route, lost_call, note_stray_call
 from art_langgraph.stand_in import settings_for
 from art_langgraph.training_payload import check_recorded_payload, check_training_payload
 
@@ -216,13 +218,36 @@ class ChatArt(DescribedChat, RebuiltChat):
             return self
         return self.model_copy(update={"cache": False})
 
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: Any = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        """As ChatOpenAI's own, which hands a plain answer to a thread: that takes longer than the
+        work that is done there.
+        """
+        if self.include_response_headers or "response_format" in {**self.model_kwargs, **kwargs}:
+            return await super()._agenerate(messages, stop, run_manager, **kwargs)
+        payload = self._get_request_payload(messages, stop=stop, **kwargs)
+        try:
+            response = await self.async_client.create(**payload)
+        except openai.BadRequestError as error:
+            _handle_openai_bad_request(error)
+            raise
+        except openai.APIError as error:
+            _handle_openai_api_error(error)
+            raise
+        return self._create_chat_result(response)
+
     # --- what is asked and what comes back
 
     def _get_request_payload(
         self, input_: LanguageModelInput, *, stop: list[str] | None = None, **kwargs: Any
     ) -> dict[str, Any]:
         payload = super()._get_request_payload(input_, stop=stop, **kwargs)
-        payload["messages"] = mend_tool_calls(payload["messages"])
+        payload["messages"] = mend_texts(mend_tool_calls(payload["messages"]))
         if (route := current_route()) is not None:
             if route.target.token_data:
                 asked = input_ if isinstance(input_, list) else []  # LangChain's paths give a list
@@ -235,12 +260,14 @@ class ChatArt(DescribedChat, RebuiltChat):
     def _create_chat_result(
         self, response: Any, generation_info: dict[str, Any] | None = None
     ) -> ChatResult:
-        whole, broken = answers.without_broken_calls(answers.sound_answer(response))
-        result = super()._create_chat_result(whole, generation_info)
-        for place, choice in enumerate(whole.choices):
-            said = cast(AIMessage, result.generations[place].message)
-            said.invalid_tool_calls.extend(broken.get(place, ()))
-            answers.keep_reasoning(said, choice.message)
+        answer = answers.plain_answer(response)
+        broken = answers.take_broken_calls(answer)
+        result = super()._create_chat_result(answer, generation_info)
+        for made, choice, calls in zip(result.generations, answer["choices"], broken, strict=True):
+            said = cast(AIMessage, made.message)
+            said.invalid_tool_calls.extend(calls)
+            answers.keep_reasoning(said, choice["message"])
+        answers.keep_parsed(result.generations[0].message, answer, response)
         return result
 
     def _convert_chunk_to_generation_chunk(
@@ -249,11 +276,11 @@ class ChatArt(DescribedChat, RebuiltChat):
         default_chunk_class: type,
         base_generation_info: dict[str, Any] | None,
     ) -> ChatGenerationChunk | None:
+        choices = answers.ready_choices(chunk)
         made = super()._convert_chunk_to_generation_chunk(
             chunk, default_chunk_class, base_generation_info
         )
         if made is not None:
-            choices = chunk.get("choices") or (chunk.get("chunk") or {}).get("choices")
             if choices:
                 answers.keep_reasoning(made.message, choices[0]["delta"])
             answers.note_parts(made.message)

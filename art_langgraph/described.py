@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 
 from art_core.errors import ConfigError
 from art_langgraph.answers import give_back_reasoning
-from art_langgraph.routing import NAME, Here, find_here
+from art_langgraph.model_lookup import NAME, Here, find_here
 from art_langgraph.served import count_tokens, profile_of, token_ids_of
 
 

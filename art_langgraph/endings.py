@@ -1,7 +1,7 @@
 """How a rollout is handed back: as a trajectory, or as a `RolloutFailure` with it inside.
 
-In: what ended a graph, and the calls until then. Out: a verdict, and the trajectory with its end
-and reward. Whose fault which exception is stands in `faults`.
+In: what ended a graph or failed beside it, and the calls until then. Out: a verdict, and the
+trajectory with its end and reward. Whose fault which exception is stands in `faults`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from art_core.errors import RolloutFailure
 from art_core.trajectories import Trajectory
 from art_core.transport import CALLER_LEFT
 from art_langgraph.faults import Verdict, judge
+from art_langgraph.hooks import HookFailed
 
 
 def reraise_own_cancel(error: BaseException) -> None:
@@ -24,11 +25,20 @@ def reraise_own_cancel(error: BaseException) -> None:
         raise error
 
 
-def verdict_on(error: BaseException, scope: Scope, *, expired: bool) -> Verdict:
-    """The verdict on what ended a rollout; `expired` if its time was up."""
+def verdict_on(
+    error: BaseException, scope: Scope, *, expired: bool = False, played: bool = False
+) -> Verdict:
+    """The verdict on what ended a rollout.
+
+    Args:
+        error: what was raised.
+        scope: the rollout's.
+        expired: its time was up.
+        played: the graph had come to its end before: what failed is its source, when it closed.
+    """
     if expired:
         return Verdict("timeout", by_policy=True)
-    return judge(error, answered=_answered_last(scope))
+    return judge(error, answered=not played and _answered_last(scope))
 
 
 def ended(
@@ -54,6 +64,34 @@ def ended(
     if trajectory.reward is None:
         trajectory.reward = failure_reward
     return trajectory
+
+
+def failed_beside(
+    trajectory: Trajectory, what: str, error: BaseException, fix: str
+) -> RolloutFailure:
+    """What to raise where something beside the graph failed: its exception, if any, is told too.
+
+    Args:
+        trajectory: keeps the graph's exception; it gets `error` where it has none.
+        what: says what failed, and how.
+        error: the cause.
+        fix: what to do next.
+    """
+    graphs = trajectory.exception
+    if graphs is None or graphs is error:
+        trajectory.exception = error
+    else:
+        what += f", after the graph had ({type(graphs).__name__}: {graphs})"
+    trajectory.ended = "error"
+    failure = RolloutFailure(what, trajectory=trajectory, fix=fix)
+    failure.__cause__ = error
+    return failure
+
+
+def hook_failure(trajectory: Trajectory, failed: HookFailed) -> RolloutFailure:
+    """What to raise where a hook failed."""
+    fix = "It is yours; what it raised is the cause."
+    return failed_beside(trajectory, str(failed), failed.error, fix)
 
 
 def _answered_last(scope: Scope) -> bool:

@@ -12,12 +12,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, ParamSpec
 
+from art_core.awaited_rollout import adopt
 from art_core.capture import open_scope
 from art_core.errors import ConfigError, RolloutFailure
 from art_core.trajectories import Trajectory
 from art_langgraph.chat_model import ChatArt
 from art_langgraph.endings import ended, reraise_own_cancel, verdict_on
-from art_langgraph.recorded import SETTLE_SECONDS, recorded, take_calls, tell
+from art_langgraph.recorded import SETTLE_SECONDS, recorded, tell
 from art_langgraph.targets import ModelLike, targets_of
 
 _P = ParamSpec("_P")
@@ -36,15 +37,24 @@ async def capture(
 
     Exceptions pass through; the trajectory then holds the calls made before. Arguments as for
     `rollout`. The calls and histories are there from the end of the block on.
+
+    Raises:
+        RolloutFailure: the backend's part of the calls can't be had; the trajectory is inside.
     """
     targets = targets_of(model, models, evaluation=evaluation)
     trajectory = Trajectory(metadata=dict(metadata or {}))
+    behind = [model, *(models or {}).values()]
     with open_scope(rollout_id, targets) as scope:
         try:
             async with recorded(trajectory, scope):
                 yield trajectory
-        finally:
-            await tell(trajectory, scope, [model, *(models or {}).values()])
+        except BaseException as error:
+            try:
+                await tell(trajectory, scope, behind)
+            except RolloutFailure as failure:
+                error.add_note(str(failure))
+            raise
+        await tell(trajectory, scope, behind)
 
 
 def wrap_rollout(
@@ -78,12 +88,13 @@ def wrap_rollout(
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  # a rollout's edge
                 reraise_own_cancel(error)
                 trajectory.exception = error
-                verdict = verdict_on(error, scope, expired=False)
+                verdict = verdict_on(error, scope)
             if not isinstance(trajectory, Trajectory):
                 raise TypeError(f"a rollout returns an art.Trajectory, got {trajectory!r:.200}")
             await scope.settle(SETTLE_SECONDS)
         if trajectory.rollout_id is None:
-            take_calls(trajectory, scope)
+            adopt(trajectory, scope)
+            trajectory.finish()
             await tell(trajectory, scope, [model])
         return ended(trajectory, verdict, failure_reward)
 

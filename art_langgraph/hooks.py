@@ -1,7 +1,7 @@
-"""What a rollout sets up before its graph runs, and tears down whatever became of it.
+"""What a rollout calls of its user beside the graph: `set_up`, `tear_down` and `on_interrupt`.
 
-In: two functions of the trajectory, sync or async. Out: they are run inside the rollout's scope and
-outside its time limit. A fault in one is no fault of the policy: it makes the rollout a failure.
+In: functions, sync or async. Out: what they give, or a `HookFailed`: a fault in one is no fault of
+the policy. Set-up and tear-down run inside the rollout's scope and outside its time limit.
 """
 
 from __future__ import annotations
@@ -11,36 +11,51 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
-from art_core.errors import RolloutFailure
 from art_core.trajectories import Trajectory
 
 Hook: TypeAlias = Callable[[Trajectory], Any]
 """A function or coroutine function; what it returns is not used."""
 
 
+class HookFailed(Exception):
+    """A hook raised.
+
+    Args:
+        hook: its name.
+        error: what it raised.
+    """
+
+    def __init__(self, hook: str, error: Exception) -> None:
+        super().__init__(f"{hook} failed ({type(error).__name__}: {error})")
+        self.error = error
+
+
 @asynccontextmanager
 async def hooked(
     trajectory: Trajectory, set_up: Hook | None, tear_down: Hook | None
 ) -> AsyncIterator[None]:
-    """Run `set_up` before the block and `tear_down` after it, unless `set_up` failed."""
-    await _run("set_up", set_up, trajectory)
+    """Run `set_up` before the block and `tear_down` after it, unless `set_up` failed.
+
+    Raises:
+        HookFailed: one of them raised.
+    """
+    if set_up is not None:
+        await run_hook("set_up", set_up, trajectory)
     try:
         yield
     finally:
-        await _run("tear_down", tear_down, trajectory)
+        if tear_down is not None:
+            await run_hook("tear_down", tear_down, trajectory)
 
 
-async def _run(name: str, hook: Hook | None, trajectory: Trajectory) -> None:
-    if hook is None:
-        return
+async def run_hook(name: str, hook: Callable[..., Any], given: Any) -> Any:
+    """What a hook makes of what it is given.
+
+    Raises:
+        HookFailed: it raised.
+    """
     try:
-        made = hook(trajectory)
-        if inspect.isawaitable(made):
-            await made
+        made = hook(given)
+        return await made if inspect.isawaitable(made) else made
     except Exception as error:
-        trajectory.ended, trajectory.exception = "error", error
-        raise RolloutFailure(
-            f"{name} failed ({type(error).__name__}: {error})",
-            trajectory=trajectory,
-            fix="It is yours; what it raised is the cause.",
-        ) from error
+        raise HookFailed(name, error) from error

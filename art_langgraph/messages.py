@@ -1,8 +1,9 @@
 """LangChain messages to OpenAI's shape and back, pure.
 
 In: anything a LangGraph state may hold (strings, tuples, dicts, LangChain messages). Out: OpenAI
-chat messages, or LangChain messages. `mend_tool_calls` makes a history sendable: what is sent may
-be mended, what was sampled stays in the call's record as it was. It leaves out tokens.
+chat messages, or LangChain messages. `mend_tool_calls` and `mend_texts` make a history sendable:
+what is sent may be mended, what was sampled stays in the call's record as it was. It leaves out
+tokens.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, TypeGuard
 
@@ -95,6 +97,35 @@ def strict_object(arguments: Any) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def mend_texts(messages: Sequence[Message]) -> Messages:
+    """The messages with every text fit for UTF-8: a lone surrogate becomes U+FFFD, two a letter.
+
+    File names and cut texts bring them in, by way of tools. Messages without one are the same
+    objects as before.
+    """
+    return [_encodable(message) for message in messages]
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if value.isascii() else _encodable_text(value)
+    if isinstance(value, Mapping):
+        made = {key: _encodable(part) for key, part in value.items()}
+        return value if all(made[key] is part for key, part in value.items()) else made
+    if isinstance(value, list):
+        parts = [_encodable(part) for part in value]
+        return value if all(map(operator.is_, parts, value)) else parts
+    return value
+
+
+def _encodable_text(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
 
 
 def _mended(message: Message) -> Message:

@@ -6,7 +6,6 @@ exception says more. It leaves out the scope around (`rollout`) and whose fault 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -18,6 +17,7 @@ from langgraph.types import Command, Interrupt
 
 from art_core.errors import ConfigError
 from art_core.trajectories import Trajectory
+from art_langgraph.hooks import run_hook
 
 OnInterrupt: TypeAlias = Callable[[Sequence[Interrupt]], Any | Awaitable[Any]]
 """Answers what a graph asks: given the open interrupts it returns the resume value of the only one;
@@ -54,6 +54,7 @@ async def play(graph: Runnable[Any, Any], part: Part, trajectory: Trajectory) ->
 
     Raises:
         NotPlayable: the graph lacks what the part needs.
+        HookFailed: `on_interrupt` raised.
     """
     runnable = _equipped(graph, part)
     await _check(runnable, part)
@@ -120,9 +121,7 @@ async def _stopped_before(
 
 
 async def _answer(on_interrupt: OnInterrupt, interrupts: Sequence[Interrupt]) -> Command[Any]:
-    answer = on_interrupt(tuple(interrupts))
-    if inspect.isawaitable(answer):
-        answer = await answer
+    answer = await run_hook("on_interrupt", on_interrupt, tuple(interrupts))
     if isinstance(answer, Command):
         return answer
     if len(interrupts) == 1:

@@ -13,11 +13,13 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
+from art_core.awaited_rollout import adopt
 from art_core.calls import ModelCall
 from art_core.capture import Scope
 from art_core.exchange import split_step
 from art_core.trajectories import Trajectory
 from art_langgraph.callbacks import TrajectoryCallbackHandler, has_record
+from art_langgraph.endings import failed_beside
 
 SETTLE_SECONDS = 0.5
 """How long a rollout waits at its end for responses that are just being closed."""
@@ -43,21 +45,11 @@ async def recorded(
         await scope.settle(SETTLE_SECONDS)
     finally:
         scope.close()
-        take_calls(trajectory, scope, before)
+        adopt(trajectory, scope, before)
+        trajectory.finish()
         if before:
             duration = trajectory.metrics["duration"] + time.monotonic() - begun
             trajectory.metrics["duration"] = duration
-
-
-def take_calls(trajectory: Trajectory, scope: Scope, before: Sequence[ModelCall] = ()) -> None:
-    """As `recorded`, of a scope that has settled. Calls that the trajectory has are kept."""
-    if before or not trajectory.calls:
-        trajectory.calls = [*before, *scope.calls]
-    trajectory.rollout_id = scope.rollout_id
-    if scope.incomplete:
-        known = trajectory.metadata.get("incomplete", [])
-        trajectory.metadata["incomplete"] = [*known, *scope.incomplete]
-    trajectory.finish()
 
 
 async def tell(
@@ -75,6 +67,9 @@ async def tell(
     Args:
         models: those behind the rollout; each that has records is asked for its part.
         is_chosen: False for a call that is to be context; None: all are chosen.
+
+    Raises:
+        RolloutFailure: a backend did not give its part; all else has been told.
     """
     parents = handler.parents if handler is not None else {}
     policies = _policies(scope)
@@ -94,12 +89,28 @@ async def tell(
         )
 
     trajectory.calls = [labelled(call) for call in trajectory.calls]
-    if any(wants_tokens(call) for call in trajectory.calls):
-        for model in models:
-            if isinstance(model, HasRecords):
-                await model.join(trajectory)
-    if handler is not None or not trajectory.messages_and_choices:
-        trajectory.tell_histories()
+    try:
+        if any(wants_tokens(call) for call in trajectory.calls):
+            await _join(trajectory, models)
+    finally:
+        if handler is not None or not trajectory.messages_and_choices:
+            trajectory.tell_histories()
+
+
+async def _join(trajectory: Trajectory, models: Iterable[object]) -> None:
+    for model in models:
+        if not isinstance(model, HasRecords):
+            continue
+        try:
+            await model.join(trajectory)
+        except Exception as error:
+            raise failed_beside(
+                trajectory,
+                f"the tokens that the backend recorded can't be had ({type(error).__name__}: "
+                f"{error})",
+                error,
+                "Its calls are in .trajectory; model.join(trajectory) asks again.",
+            ) from error
 
 
 def wants_tokens(call: ModelCall) -> bool:

@@ -17,18 +17,19 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import merge_configs
 from langgraph.types import Command
 
-from art_core.capture import open_scope
+from art_core.capture import Scope, open_scope
 from art_core.errors import ConfigError, RolloutFailure
 from art_core.time_limit import time_limit
 from art_core.trajectories import Trajectory
 from art_langgraph.callbacks import TrajectoryCallbackHandler
 from art_langgraph.chosen_nodes import check_nodes, is_in
-from art_langgraph.endings import ended, reraise_own_cancel, verdict_on
+from art_langgraph.endings import ended, hook_failure, reraise_own_cancel, verdict_on
+from art_langgraph.faults import Verdict
 from art_langgraph.graph_names import named_graph
-from art_langgraph.hooks import Hook, hooked
+from art_langgraph.hooks import Hook, HookFailed, hooked
+from art_langgraph.model_lookup import ROLLOUT_KEY
 from art_langgraph.playing import NotPlayable, OnInterrupt, Part, play
 from art_langgraph.recorded import recorded, tell
-from art_langgraph.routing import ROLLOUT_KEY
 from art_langgraph.sources import GraphSource, open_graph
 from art_langgraph.targets import ModelLike, targets_of
 from art_langgraph.told import note_lost_calls, told_of, warn_without_calls
@@ -98,8 +99,10 @@ async def rollout(
 
     Raises:
         RolloutFailure: the endpoint or the network failed, or a task was cancelled inside; or
-            nothing that the policy said can have caused the exception. The calls are inside, the
-            exception is its cause.
+            nothing that the policy said can have caused the exception, such as one of a hook,
+            `on_interrupt` or the join with the backend's records. The calls are inside, the
+            exception is its cause; where the graph had failed before, that is in
+            `.trajectory.exception`.
         ConfigError: the arguments don't go together, or the graph can't be played with them.
     """
     if max_interrupts < 0:
@@ -111,7 +114,8 @@ async def rollout(
     source = named_graph(graph) if isinstance(graph, str) else graph
     trajectory, thread_id = _begun(continue_, input, config)
     trajectory.metadata.update(metadata or {})
-    before, verdict, limit = list(trajectory.calls), None, None
+    before, failed = list(trajectory.calls), None
+    verdict: Verdict | None = None
     opened: Runnable[Any, Any] | None = None
     with open_scope(rollout_id or trajectory.rollout_id, targets) as scope:
         handler = TrajectoryCallbackHandler(scope)
@@ -130,17 +134,13 @@ async def rollout(
             checkpointer=checkpointer,
             continues=continue_ is not None,
         )
-        async with recorded(trajectory, scope, before), hooked(trajectory, set_up, tear_down):
+        async with recorded(trajectory, scope, before):
             try:
-                async with time_limit(timeout) as limit, open_graph(source, part.config) as opened:
-                    await play(opened, part, trajectory)
-            except NotPlayable:
-                raise
-            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  # a rollout's edge
-                reraise_own_cancel(error)
-                trajectory.exception = error
-                expired = limit is not None and limit.expired()
-                verdict = verdict_on(error, scope, expired=expired)
+                async with hooked(trajectory, set_up, tear_down):
+                    opened, verdict = await _played(source, part, trajectory, scope, timeout)
+            except HookFailed as error:
+                failed = error
+    trajectory.metadata["graph"] = told_of(trajectory, handler, thread_id)
     await tell(
         trajectory,
         scope,
@@ -148,13 +148,51 @@ async def rollout(
         handler=handler,
         is_chosen=lambda call: is_in(call.origin, nodes),
     )
-    trajectory.metadata["graph"] = told_of(trajectory, handler, thread_id)
     if continue_ is not None or not isinstance(input, Command):  # else the thread's past is unknown
         note_lost_calls(trajectory, handler, input)
+    if failed is not None:
+        raise hook_failure(trajectory, failed)
     if verdict is None:
         warn_without_calls(trajectory, scope, handler)
         _check_chosen(nodes, opened, handler, trajectory)
     return ended(trajectory, verdict, failure_reward)
+
+
+async def _played(
+    source: GraphSource,
+    part: Part,
+    trajectory: Trajectory,
+    scope: Scope,
+    timeout: float | None,
+) -> tuple[Runnable[Any, Any] | None, Verdict | None]:
+    """Play the graph; its exception is kept in the trajectory, and judged.
+
+    Returns:
+        The graph as it was opened, None if that failed; and the verdict, None if it came to its
+        own end.
+
+    Raises:
+        NotPlayable: nothing was run.
+        HookFailed: `on_interrupt` raised.
+    """
+    limit: asyncio.Timeout | None = None
+    opened: Runnable[Any, Any] | None = None
+    played = False
+    try:
+        async with time_limit(timeout) as limit, open_graph(source, part.config) as opened:
+            await play(opened, part, trajectory)
+            played = True
+    except NotPlayable:
+        raise
+    except HookFailed as failed:
+        trajectory.exception = failed.error
+        raise
+    except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  # a rollout's edge
+        reraise_own_cancel(error)
+        trajectory.exception = error
+        expired = limit is not None and limit.expired()
+        return opened, verdict_on(error, scope, expired=expired, played=played)
+    return opened, None
 
 
 def _begun(

@@ -11,7 +11,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 from art_core.capture import Target, current_scope
 from art_core.errors import ConfigError
-from art_langgraph.routing import environment_target
+from art_langgraph.model_lookup import environment_target
 
 
 @runtime_checkable

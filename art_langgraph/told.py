@@ -61,7 +61,7 @@ def note_lost_calls(trajectory: Trajectory, handler: TrajectoryCallbackHandler, 
     Args:
         given: the graph's input; what it holds was said before.
     """
-    known = {call.record_id for call in trajectory.calls} | handler.answered
+    known = {call.record_id for call in trajectory.calls} | handler.answered.keys()
     known.update(_record_ids(given))
     lost = [record_id for record_id in _record_ids(trajectory.state) if record_id not in known]
     lost = [record_id for record_id in lost if not _is_recorded_elsewhere(record_id)]

@@ -13,7 +13,7 @@ from typing import Any
 
 from art_core.errors import ConfigError
 from art_core.route import Route, overridden
-from art_langgraph.routing import NAME
+from art_langgraph.model_lookup import NAME
 
 
 class SamplingOverridden(UserWarning):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from art_core.batch.leaves import Leaf, leaves_of
 from art_core.batch.pack import pack
 from art_core.calls import Ids, Logprobs, ModelCall
 from art_core.errors import GroupError
@@ -79,6 +80,11 @@ class Sample:
         """[P + S - 1] ids that must be computed: the last sampled token predicts nothing."""
         return np.concatenate([self.prompt_ids, self.sampled_ids[:-1]])
 
+    @property
+    def positions(self) -> int:
+        """P + S - 1."""
+        return len(self.prompt_ids) + len(self.sampled_ids) - 1
+
 
 @dataclass(frozen=True, eq=False)
 class Entries:
@@ -140,80 +146,20 @@ def plant(samples: Sequence[Sample], max_tokens: int) -> list[Row]:
     """
     if not samples:
         return []
-    longest = max(samples, key=_positions)
-    if _positions(longest) > max_tokens:
+    longest = max(samples, key=lambda sample: sample.positions)
+    if longest.positions > max_tokens:
         raise GroupError(
             f"call {longest.call} of trajectory {longest.trajectory} is too long for a row",
-            got=_positions(longest),
+            got=longest.positions,
             expected=f"at most max_tokens_per_row={max_tokens} tokens",
             fix='Raise TrainConfig(max_tokens_per_row=...), or set too_long="drop" or "cut".',
         )
-    leaves = _leaves(samples)
+    leaves = leaves_of(samples)
     rows = pack([len(leaf.ids) for leaf in leaves], [leaf.shared for leaf in leaves], max_tokens)
     return [_row(leaves, row) for row in rows]
 
 
-def _positions(sample: Sample) -> int:
-    """P + S - 1."""
-    return len(sample.prompt_ids) + len(sample.sampled_ids) - 1
-
-
-@dataclass(frozen=True, eq=False)
-class _Leaf:
-    """A path that no other one extends."""
-
-    ids: Ids
-    samples: list[Sample]
-    """Those whose path it is, or begins with; the latter cost nothing."""
-    shared: int
-    """Positions in common with the leaf before; 0 for the first."""
-
-
-def _leaves(samples: Sequence[Sample]) -> list[_Leaf]:
-    """All paths, in an order in which neighbours share the most."""
-    chains = _chains(samples)
-    leaves: list[_Leaf] = []
-    waiting: list[Sample] = []
-    # Bytes have an order in which a prefix comes right before what extends it; that it is not the
-    # order of the numbers does not matter.
-    chains.sort(key=lambda chain: chain[0])
-    for (key, chain), (following, _) in zip(chains, [*chains[1:], (b"", [])], strict=True):
-        waiting += chain
-        if not following.startswith(key):
-            ids = np.frombuffer(key, np.int32)
-            shared = common_prefix(leaves[-1].ids, ids) if leaves else 0
-            leaves.append(_Leaf(ids, waiting, shared))
-            waiting = []
-    return leaves
-
-
-def _chains(samples: Sequence[Sample]) -> list[tuple[bytes, list[Sample]]]:
-    """Samples each of which goes on from the one before, with the path of the last as bytes.
-
-    It spares most of an agent's calls the sorting, and their copies the memory.
-    """
-    chains: list[tuple[bytes, list[Sample]]] = []
-    last, chain = b"", list[Sample]()
-    for sample in samples:
-        key = sample.prompt_ids.tobytes() + sample.sampled_ids[:-1].tobytes()
-        if chain and not key.startswith(last):
-            chains.append((last, chain))
-            chain = []
-        chain.append(sample)
-        last = key
-    chains.append((last, chain))
-    return chains
-
-
-def common_prefix(a: Ids, b: Ids) -> int:
-    """Number of leading ids that `a` and `b` share."""
-    n = min(len(a), len(b))
-    differs = a[:n] != b[:n]
-    first = int(differs.argmax()) if n else 0
-    return first if n and differs[first] else n
-
-
-def _row(leaves: Sequence[_Leaf], row: Sequence[int]) -> Row:
+def _row(leaves: Sequence[Leaf], row: Sequence[int]) -> Row:
     """Build one row.
 
     Args:

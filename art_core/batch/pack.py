@@ -39,13 +39,31 @@ class _Node:
     """By size, rising; less `begun`."""
     begun: _Node | None = None
     """The child of which a part is in an earlier row."""
+    flat: bool = True
+    """True if all children are leaves."""
 
-    def settle(self, above: int) -> None:
-        """Set what follows from the children; `above`: the parent's depth."""
+    def close(self, above: int) -> None:
+        """Set what follows from the children, which are all there; `above`: the parent's depth."""
+        # Of equals the first comes last, and is so taken first.
+        self.children.reverse()
+        self.children.sort(key=_size)
+        self.flat = all(child.leaf >= 0 for child in self.children)
         self.stem = self.depth - above
-        below = self.children if self.begun is None else [*self.children, self.begun]
-        self.size = self.stem + sum(child.size for child in below)
-        self.least = self.stem + min((child.least for child in below), default=0)
+        self.size = self.stem + sum(child.size for child in self.children)
+        self.least = self._least()
+
+    def shrink(self, size: int) -> None:
+        """Set what follows from children that were taken: it has `size` now."""
+        self.size = size
+        self.least = self._least()
+
+    def _least(self) -> int:
+        below = [] if self.begun is None else [self.begun.least]
+        if self.flat:
+            below += [self.children[0].size] if self.children else []
+        else:
+            below += [child.least for child in self.children]
+        return self.stem + min(below, default=0)
 
 
 def pack(lengths: Sequence[int], shared: Sequence[int], room: int) -> list[list[int]]:
@@ -73,15 +91,14 @@ def _tree(lengths: Sequence[int], shared: Sequence[int]) -> _Node:
             node = stack.pop()
             if stack[-1].depth < down_to:
                 stack.append(_Node(down_to))
-            _sort(node)
-            node.settle(stack[-1].depth)
+            node.close(stack[-1].depth)
             stack[-1].children.append(node)
 
     for leaf, length in enumerate(lengths):
         close(shared[leaf] if leaf else 0)
         stack.append(_Node(length, leaf=leaf))
     close(0)
-    _sort(stack[0])
+    stack[0].close(0)
     return stack[0]
 
 
@@ -89,25 +106,30 @@ def _fill(root: _Node, room: int) -> list[int]:
     """Take leaves for one row out of the tree."""
     small = int(room * _SMALL)
     taken: list[int] = []
-    path = [root]
+    path = [(root, root.size)]
     gap = room
     while True:
-        node = path[-1]
+        node, left = path[-1]
         if node.begun is not None and node.begun.size > gap:
             cut: _Node | None = node.begun
         else:
-            gap -= _take_whole(node, gap, small, taken)
+            filled = _take_whole(node, gap, small, taken)
+            gap -= filled
+            path[-1] = node, left - filled
             cut = _to_cut(node, gap, room) if gap > small else None
         if cut is None:
             break
         gap -= cut.stem
-        path.append(cut)
+        path.append((cut, cut.size))
     while len(path) > 1:
-        node = path.pop()
-        _put_back(path[-1], node)
-        for child in _largest_first(path[-1].children, gap):
+        node, left = path.pop()
+        above, left_above = path[-1]
+        left_above -= _put_back(above, node, left)
+        for child in _largest_first(above.children, gap):
             gap -= child.size
+            left_above -= child.size
             _leaves(child, taken)
+        path[-1] = above, left_above
     assert taken, "a leaf is longer than a row"
     return taken
 
@@ -203,13 +225,15 @@ def _fillable(node: _Node, gap: int) -> int:
     return max(sum(sizes[i] for i in best_subset(sizes, gap)), node.least - node.stem)
 
 
-def _put_back(above: _Node, node: _Node) -> None:
-    """What is left of a child that was cut; gone if nothing is."""
-    if node.children or node.begun is not None:
-        above.begun = node
-        node.settle(above.depth)
-    else:
+def _put_back(above: _Node, node: _Node, left: int) -> int:
+    """Put a child that was cut back with what is left of it; by how much it has shrunk."""
+    before = node.size
+    if not node.children and node.begun is None:
         above.begun = None
+        return before
+    above.begun = node
+    node.shrink(left)
+    return before - left
 
 
 def _leaves(node: _Node, into: list[int]) -> None:
@@ -222,12 +246,6 @@ def _leaves(node: _Node, into: list[int]) -> None:
         below += node.children
         if node.begun is not None:
             below.append(node.begun)
-
-
-def _sort(node: _Node) -> None:
-    """Order the children by size; of equals the first comes last, and is so taken first."""
-    node.children.reverse()
-    node.children.sort(key=_size)
 
 
 def _size(node: _Node) -> int:

@@ -29,8 +29,8 @@ from art_core.engine.grammar import json_grammar, tool_call_grammar
 from art_core.engine.messages import template_messages
 from art_core.engine.model_card import model_cards
 from art_core.engine.model_registry import ModelRegistry, Served
+from art_core.engine.pasts import Past, Rollouts, noise_key
 from art_core.engine.prompt import PromptBuild, PromptBuilder
-from art_core.engine.rollouts import Past, Rollouts, noise_key
 from art_core.engine.tokenize_request import parse_tokenize_request, tokenize_response
 from art_core.engine.waiting import items, pauses, side_by_side
 from art_core.errors import ARTError, ContextOverflow, EngineError

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from art_core.batch.forest import common_prefix
+from art_core.batch.leaves import common_prefix
 from art_core.calls import Ids
 
 _NO_IDS: Ids = np.empty(0, dtype=np.int32)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeAlias, TypeVar
 
 import typer
 
-from art_core.errors import CaptureError, ConfigError
+from art_core.errors import ARTError, CaptureError, ConfigError
 from art_langgraph.cli.library_noise import no_library_bars, no_library_warnings
 from art_langgraph.cli.train_extra import check_installed, missing
 from art_langgraph.visible import visible
@@ -51,7 +51,9 @@ def run_rehearse(
     ],
     scenarios: Annotated[
         Path | None,
-        typer.Option(help="JSONL: a graph's input a line, or input, config and context of one."),
+        typer.Option(
+            help="JSONL: a graph's input a line, or its input, config and context by name."
+        ),
     ] = None,
     reward: Annotated[
         str | None,
@@ -79,16 +81,26 @@ def run_rehearse(
     real: give it what may be tried.
     """
     began = time.monotonic()
-    if stock and model is not None:
-        raise ConfigError("--stock goes with the scripted model only", got=model)
     limit = timeout or (SECONDS if model is None else SECONDS_WITH_MODEL)
     wish = _Wish(source, scenarios, reward, group, model, limit, stock=stock, train=train)
-    with _users_output_on_stderr():
-        rehearsal, findings = _rehearse(wish)
+    try:
+        with _users_output_on_stderr():
+            rehearsal, findings = _rehearse(wish)
+    except Exception as error:
+        if as_json:
+            typer.echo(json.dumps(_not_played(source, error), indent=2))
+        raise
     status = _show(rehearsal, findings, time.monotonic() - began, as_json=as_json)
     if _is_hung(rehearsal):
         _leave(status)  # a node that hangs in a thread can't be stopped, and Python would wait
     raise typer.Exit(status)
+
+
+def _not_played(source: str, error: Exception) -> dict[str, Any]:
+    """The document where there was no rehearsal."""
+    fix = error.fix if isinstance(error, ARTError) else ""
+    told = {"type": type(error).__name__, "message": str(error), "fix": fix}
+    return {"source": source, "status": "error", "error": told}
 
 
 @dataclass(frozen=True)
@@ -115,6 +127,8 @@ def _rehearse(wish: _Wish) -> Outcome:
     from art_langgraph.rehearsal.scenarios import read_scenarios
     from art_langgraph.rehearsal.stage import ScriptedStage
 
+    if wish.stock and wish.model is not None:
+        raise ConfigError("--stock goes with the scripted model only", got=wish.model)
     scenarios = None if wish.scenarios is None else read_scenarios(wish.scenarios)
     if wish.model is not None:
         work = _prepared(wish, scenarios)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import threading
 from collections import Counter
@@ -28,6 +29,9 @@ MANNERS = {
 """How a rollout of a group behaves, in the order of the group."""
 NO_TOOL = "no_such_tool"
 _ROLLOUT = re.compile(r"rehearsal/(?P<number>\d+)/(?P<manner>[a-z]+)/")
+_TURNS = 12
+"""Turns in which all tools are called, several at once where there are more: a graph's recursion
+limit is for what it does, not for how many tools it has."""
 _ECHO = 240
 """Characters of what tools said that an answer repeats."""
 
@@ -102,7 +106,7 @@ class _Turn:
         names = [*self._tools]
         if self._manner == "stubborn":
             return self._call(names[0])
-        if self._manner == "brief":
+        if self._manner == "brief" or self._turn >= _TURNS:
             return self._call(names[-1])
         return self._call(min(names, key=lambda name: self._part.called[name]))
 
@@ -118,7 +122,10 @@ class _Turn:
             return self._call(min(names, key=lambda name: self._part.called[name]))
         if self._manner == "busy" and self._parallel:
             return "\n".join(self._call(name) for name in fresh)
-        return self._call(fresh[0]) if fresh else ""
+        if self._turn >= _TURNS:
+            return ""
+        several = math.ceil(len(names) / _TURNS) if self._parallel else 1
+        return "\n".join(self._call(name) for name in fresh[:several])
 
     def _blunder(self, names: Sequence[str]) -> str:
         self._part.blunders += 1

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from art_core.calls import ModelCall
-from art_core.drift import drift_between, extends_ids
+from art_core.drift import drift_between
+from art_core.earlier import extends_ids
 from art_core.engine.api_errors import ApiError
 from art_core.engine.messages import template_messages, turn_keys
 

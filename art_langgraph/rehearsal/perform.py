@@ -28,7 +28,7 @@ from art_langgraph.rehearsal.actor import MANNERS, rollout_id
 from art_langgraph.rehearsal.observer import Observer
 from art_langgraph.rehearsal.played import GraphFacts, Play, Rehearsal
 from art_langgraph.rehearsal.rewards import RewardFunction, reward_of
-from art_langgraph.rehearsal.scenarios import Scenario, made_up_scenario
+from art_langgraph.rehearsal.scenarios import Scenario, fitted, made_up_scenario
 from art_langgraph.rollouts import rollout
 from art_langgraph.sources import GraphSource, open_graph
 from art_langgraph.told import NoModelCalls
@@ -84,12 +84,13 @@ async def perform(
         on_play: told of each rollout as it ends.
 
     Raises:
-        ConfigError: there are no scenarios, and none can be made up.
+        ConfigError: there are no scenarios, and none can be made up; or one does not fit.
         Exception: what the user's factory raises.
     """
     async with open_graph(source) as graph:
         facts, limit = _facts(graph), _limit_of(graph)
-        chosen = tuple(scenarios) if scenarios else (made_up_scenario(graph),)
+        given = tuple(fitted(scenario, graph) for scenario in scenarios or ())
+        chosen = given or (made_up_scenario(graph),)
     cap = None if limit else RECURSION_LIMIT
     stage = _Rollouts(source, player, chosen, reward, timeout, cap)
     plays: list[Play] = []

@@ -1,7 +1,8 @@
 """What a rehearsal asks of the graph: scenarios out of a JSONL file, or one made up.
 
 In: a file with one JSON value a line, or the graph's own input schema. Out: `Scenario`s. A line is
-the graph's input; or an object with "input" and perhaps "config" and "context".
+the graph's input; or an object with "input" and perhaps "config" and "context", and whatever the
+reward wants to know.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def read_scenarios(path: Path) -> list[Scenario]:
         ConfigError: the file can't be read, is empty, or has a line that is no scenario.
     """
     try:
-        lines = path.read_text("utf-8-sig").splitlines()
+        lines = path.read_text("utf-8-sig").split("\n")  # other line ends may be in a text
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the scenarios can't be read ({error})", got=str(path)) from error
     found = [
@@ -55,6 +56,37 @@ def read_scenarios(path: Path) -> list[Scenario]:
     if not found:
         raise ConfigError("there are no scenarios in the file", got=str(path), fix=_FIX)
     return found
+
+
+def fitted(scenario: Scenario, graph: Runnable[Any, Any]) -> Scenario:
+    """The scenario as the graph takes it.
+
+    A line with "input" and other things beside it is a graph's input where the graph knows such
+    parts; else the other things are for the reward.
+
+    Raises:
+        ConfigError: nothing of the input is anything that the graph takes.
+    """
+    try:
+        names = (_input_schema(graph).get("properties") or {}).keys()
+    except Exception:  # noqa: BLE001  # a schema that can't be told is no fault of the scenario
+        return scenario
+    given = scenario.input
+    if not isinstance(given, dict) or not given or not names or names & given.keys():
+        return scenario
+    inner = given.get("input")
+    if isinstance(inner, dict) and names & inner.keys():
+        config, context = given.get("config") or {}, given.get("context")
+        return Scenario(inner, config, context, line=scenario.line)
+    task = next((text for text in given.values() if isinstance(text, str)), TASK)
+    made = {"messages": [{"role": "user", "content": task}]} if "messages" in names else {"...": 0}
+    raise ConfigError(
+        "a scenario has nothing that goes into the graph",
+        got=given,
+        expected=f"some of {sorted(names)}",
+        fix='Say what goes in under "input"; the rest of the line is for the reward: '
+        + json.dumps({"input": made, **given}, ensure_ascii=False),
+    )
 
 
 def made_up_scenario(graph: Runnable[Any, Any]) -> Scenario:

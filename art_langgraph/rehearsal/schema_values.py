@@ -2,7 +2,7 @@
 
 In: a schema, and words that the conversation offers. Out: a value; with a turn, another one where
 the schema leaves a choice (enums, alternatives, booleans), so that each branch comes up in time.
-Patterns and cross-field rules are not solved.
+Cross-field rules are not solved.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from art_langgraph.rehearsal.pattern_text import text_matching
 
 _DEPTH = 8
 """Levels after which a recursive schema is cut to what it requires."""
@@ -130,6 +132,8 @@ class _Maker:
     def _string(self, schema: Mapping[str, Any], name: str) -> str:
         if examples := schema.get("examples"):
             return str(examples[self._turn % len(examples)])
+        if (fitting := self._by_pattern(schema)) is not None:
+            return fitting
         if (shape := schema.get("format")) in _FORMATS:
             return _FORMATS[shape]
         usual = next((v for names, v in _NAMED.items() if re.search(names, name.lower())), None)
@@ -141,6 +145,16 @@ class _Maker:
             text = self._words[self._turn % len(self._words)]
         text = text.ljust(schema.get("minLength") or 0, "x")
         return text[: schema.get("maxLength", len(text))]
+
+    def _by_pattern(self, schema: Mapping[str, Any]) -> str | None:
+        """What fits the schema's pattern; None if it has none, or none that can be solved."""
+        pattern = schema.get("pattern")
+        if not isinstance(pattern, str):
+            return None
+        shift = self._turn % len(self._words) if self._words else 0
+        words = [*self._words[shift:], *self._words[:shift]]
+        least, most = schema.get("minLength") or 0, schema.get("maxLength")
+        return text_matching(pattern, words, shortest=least, longest=most)
 
     def _resolved(self, schema: Any) -> dict[str, Any]:
         """The schema behind a reference; what is no schema at all allows anything."""

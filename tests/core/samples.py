@@ -8,11 +8,12 @@ from dataclasses import replace
 import numpy as np
 
 from art_core.batch.forest import Row, Sample
+from art_core.calls import Ids
 
 
 def make_sample(
-    prompt: Sequence[int],
-    sampled: Sequence[int],
+    prompt: Sequence[int] | Ids,
+    sampled: Sequence[int] | Ids,
     *,
     advantage: float = 1.0,
     weight: float = 1.0,

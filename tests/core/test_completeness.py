@@ -11,7 +11,8 @@ from openai.types.chat.chat_completion import Choice
 from art_core import Completeness
 from art_core.calls import Origin
 from art_core.completeness import cause_of
-from art_core.exchange import calls_from_exchange
+from art_core.exchange import calls_of_reply
+from art_core.reply import read_reply
 from art_core.runlog import summarize
 from art_core.trajectories import Trajectory, TrajectoryGroup
 from tests.core.sample import make_call
@@ -94,14 +95,9 @@ def test_an_exchange_says_its_cause(cause: str | None, answer: dict[str, Any]) -
         raw = b"".join(b"data: " + json.dumps(part).encode() + b"\n\n" for part in events)
     else:
         raw = json.dumps(answer.get("body")).encode() if "body" in answer else b""
-    (call,) = calls_from_exchange(
-        {"model": "agent"},
-        answer.get("status", 200),
-        raw,
-        streamed=events is not None,
-        origin=Origin(),
-        started=0.0,
-        ended=1.0,
-        error=answer.get("error"),
+    status, error = answer.get("status", 200), answer.get("error")
+    reply = read_reply(raw, status, streamed=events is not None, error=error)
+    (call,) = calls_of_reply(
+        reply, {"model": "agent"}, raw, origin=Origin(), started=0.0, ended=1.0
     )
     assert cause_of(call) == cause

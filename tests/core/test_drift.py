@@ -50,8 +50,10 @@ def test_an_answer_that_was_encoded_again() -> None:
     (drift,) = found(FIRST, call(HEAD + "abc<|e|>" + REST, [257], Q, said("abc"), R))
     assert (drift.cause, drift.at) == ("re-encoded", 20)
     assert drift.parent is FIRST
-    assert drift.had == str([*TOKENIZER.encode(HEAD)[8:], 97, 98, 99, 257])
-    assert drift.reads.startswith(str([*TOKENIZER.encode(HEAD)[8:], 266, 257])[:-1])
+    start = TOKENIZER.encode(HEAD)[8:]
+    assert drift.had == f"\n<|s|>assistant\nabc<|e|> {[*start, 97, 98, 99, 257]}"
+    assert drift.reads.startswith("\n<|s|>assistant\nabc<|e|>\n<|s|>user\nr<|e|>\n")
+    assert str([*start, 266, 257])[:-1] in drift.reads
 
 
 def test_an_answer_whose_text_is_other() -> None:

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from art_core.calls import ModelCall, Origin, Sampling
-from art_core.exchange import calls_from_exchange
+from art_core.exchange import calls_of_reply
+from art_core.reply import read_reply
 from tests.stub_endpoint import call, completion, event, logprobs, usage
 
 
@@ -34,15 +35,13 @@ def read(
     error: str | None = None,
     **request: Any,
 ) -> list[ModelCall]:
-    return calls_from_exchange(
+    return calls_of_reply(
+        read_reply(raw, status, streamed=streamed, error=error),
         {"model": "agent@3", "messages": [], **request},
-        status,
         raw,
-        streamed=streamed,
         origin=Origin(node="agent"),
         started=1.0,
         ended=2.0,
-        error=error,
     )
 
 
@@ -177,7 +176,9 @@ def test_counts_and_ids_must_agree(change: dict[str, Any], words: tuple[str, str
     assert all(word in kept.error for word in words)
 
 
-@pytest.mark.parametrize("value", [None, float("nan"), float("-inf"), "x"])
+@pytest.mark.parametrize(
+    "value", [None, float("nan"), float("-inf"), "x", 10**400, -(10**400), -1e39]
+)
 def test_a_logprob_that_is_no_number_is_an_error(value: Any) -> None:
     body = completion("ab", [1, 2])
     body["choices"][0]["logprobs"]["content"][1]["logprob"] = value
@@ -233,6 +234,60 @@ def test_streamed_tool_calls_are_put_together() -> None:
         event(ids=[5, 6], finish_reason="tool_calls"),
     )
     assert kept.message["tool_calls"] == [call("add", '{"a": 1}', "c1"), call("now", "{}", "c2")]
+
+
+def delta_of(
+    index: int | None, call_id: str | None = None, name: str = "", arguments: str = ""
+) -> dict[str, Any]:
+    """A part of a tool call, its name and id left out where they are not given."""
+    function = {"arguments": arguments} | ({"name": name} if name else {})
+    part = {"index": index, "function": function} | ({"id": call_id} if call_id else {})
+    return {**event(), "choices": [{"index": 0, "delta": {"tool_calls": [part]}}]}
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        # One index for all calls: a new id opens a new one.
+        [
+            delta_of(0, "a", "f", '{"x": 1}'),
+            delta_of(0, "b", "g", '{"y":'),
+            delta_of(0, None, "", " 2}"),
+        ],
+        # No index, the id in every part.
+        [
+            delta_of(None, "a", "f", '{"x":'),
+            delta_of(None, "a", "", " 1}"),
+            delta_of(None, "b", "g", '{"y": 2}'),
+        ],
+        # No index, the id in the first part only.
+        [
+            delta_of(None, "a", "f", '{"x":'),
+            delta_of(None, None, "", " 1}"),
+            delta_of(None, "b", "g", '{"y": 2}'),
+        ],
+        # Counted from 1.
+        [delta_of(1, "a", "f", '{"x": 1}'), delta_of(2, "b", "g", '{"y": 2}')],
+        # One id for all calls, by index and without.
+        [delta_of(0, "a", "f", '{"x": 1}'), delta_of(1, "a", "g", '{"y": 2}')],
+        [delta_of(None, "a", "f", '{"x": 1}'), delta_of(None, "a", "g", '{"y": 2}')],
+        # By turns.
+        [
+            delta_of(0, "a", "f", '{"x":'),
+            delta_of(1, "b", "g", '{"y":'),
+            delta_of(0, None, "", " 1}"),
+            delta_of(1, None, "", " 2}"),
+        ],
+    ],
+)
+def test_calls_are_told_apart_however_a_server_numbers_them(parts: list[dict[str, Any]]) -> None:
+    (kept,) = stream(*parts, event(ids=[5, 6], finish_reason="tool_calls"))
+    functions = [c["function"] for c in kept.message["tool_calls"]]
+    assert [(f["name"], f["arguments"]) for f in functions] == [
+        ("f", '{"x": 1}'),
+        ("g", '{"y": 2}'),
+    ]
+    assert ids(kept) == [5, 6]
 
 
 def test_ids_swallowed_by_a_tool_parser_are_noticed() -> None:

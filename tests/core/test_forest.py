@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from art_core.batch.forest import Row, Sample, common_prefix, plant
+from art_core.batch.forest import Row, Sample, plant
+from art_core.batch.leaves import common_prefix
 from art_core.errors import GroupError
 from art_core.training.policy_losses import clipped
 from tests.core.samples import ancestors, make_sample, random_calls

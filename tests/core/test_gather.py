@@ -21,6 +21,7 @@ from art_core.capture import current_scope, open_scope
 from art_core.errors import AfterEachFailed, ConfigError, TooManyFailures
 from art_core.progress import LINE_INTERVAL
 from tests.core.sample import make_call
+from tests.stub_endpoint import completion, endpoint
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +75,28 @@ async def test_groups_and_rollouts_keep_their_order_and_get_their_own_calls() ->
         [[f"{g}{r}"] for r in range(3)] for g in "abc"
     ]
     assert [t.reward for t in groups[0]] == [0, 1, 2]
+
+
+async def test_calls_of_a_judge_are_another_models() -> None:
+    """Asked inside the rollout by a model of its own: context, and no gap in the record."""
+    with endpoint([completion("good", None, prompt_ids=None)]) as hosted:
+        judge: art.Model[None] = art.Model(
+            name="judge", project="p", inference_base_url=hosted.base_url
+        )
+
+        async def judged() -> art.Trajectory:
+            call_model("a")
+            await judge.openai_client().chat.completions.create(
+                model="judge", messages=[{"role": "user", "content": "good?"}]
+            )
+            return art.Trajectory(reward=1.0)
+
+        (group,) = await art.gather_trajectory_groups(
+            [art.TrajectoryGroup([judged()])], progress=False
+        )
+    (trajectory,) = group
+    assert [call.left_out for call in trajectory.calls] == [None, "other model"]
+    assert trajectory.completeness.is_whole
 
 
 async def test_rollouts_run_side_by_side_over_groups() -> None:

@@ -6,6 +6,7 @@ Cases are those collected from public bug reports; their numbers name where an i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -170,7 +171,7 @@ def test_a_retry_that_samples_the_same_text_is_where_the_run_goes_on() -> None:
         made("try 2", "agent:1", [USER], says("x")),
         made("next", "agent:2", [USER, says("x"), USER], says("y")),
     ]
-    calls[1] = calls[1].__class__(**{**vars(calls[1]), "started": 2.0, "ended": 3.0})
+    calls[1] = replace(calls[1], started=2.0, ended=3.0)
     assert names(calls) == [["try 2", "next"], ["try 1"]]
 
 

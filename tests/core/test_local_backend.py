@@ -25,7 +25,7 @@ from openai.types.chat import ChatCompletion
 
 import art_core as art
 from art_core import checkpoints
-from art_core.drift import extends_ids
+from art_core.earlier import extends_ids
 from art_core.errors import (
     BaseModelError,
     CheckpointError,
@@ -624,6 +624,8 @@ async def test_bad_tokens_are_counted_and_the_rest_trains_as_if_alone(
             await model.train(groups, CONFIG)
         result = await model.train(groups, CONFIG.model_copy(update={"too_long": "drop"}))
     assert (result.trained, result.skipped) == (True, ())
+    assert result.metrics["misfit/too long"] == result.metrics["misfit/outside the vocabulary"] == 1
+    assert result.metrics["drift"] == 0
     line = json.loads((run_folder(tmp_path) / "history.jsonl").read_text().splitlines()[-1])
     told = {name: n for name, n in line.items() if "misfit" in name or "left_out" in name}
     assert told == {

@@ -121,6 +121,15 @@ def test_a_trajectory_that_branches_at_every_turn_needs_no_recursion() -> None:
     assert len(rows) <= 10
 
 
+def test_thousands_of_short_calls_over_one_stem_fill_their_rows() -> None:
+    """3000 leaves of 100 to 900 over a stem of 300: rows of 4096 hold 3796 of them."""
+    rng = np.random.default_rng(0)
+    own = rng.integers(100, 900, 3000).tolist()
+    leaves = [300 + n for n in own], [0] + [300] * 2999
+    sizes = check(pack(*leaves, 4096), leaves, 4096)
+    assert len(sizes) == -(-sum(own) // 3796), "no fewer rows could hold them"
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_best_subset_is_the_best(seed: int) -> None:
     """Against all subsets."""

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import threading
+from contextlib import suppress
 from typing import Any
 
 import httpx2
@@ -109,6 +110,26 @@ def test_a_provider_that_knows_no_token_ids_is_not_asked_for_them() -> None:
         client.chat.completions.create(model="agent@3", messages=HI)
     assert stub.bodies == [{"messages": HI, "model": "agent@3"}]
     assert scope.calls[0].error is None
+    assert scope.calls[0].left_out == "other model"
+
+
+@pytest.mark.parametrize(
+    ("answer", "left_out"),
+    [
+        (completion(ids=[5], prompt_ids=None), None),
+        (refusal(400), "not answered"),
+    ],
+)
+def test_what_else_is_known_of_such_a_call_counts(answer: Any, left_out: str | None) -> None:
+    """Ids that came unasked, as of our own endpoint by another name; or why there is no answer."""
+    with endpoint([answer]) as stub, open_scope() as scope:
+        route = route_to(stub.target(token_data=False))
+        client = openai.OpenAI(
+            base_url=stub.base_url, api_key="key", http_client=sync_client(route)
+        )
+        with suppress(openai.BadRequestError):
+            client.chat.completions.create(model="agent@3", messages=HI)
+    assert scope.calls[0].left_out == left_out
 
 
 @pytest.mark.parametrize(("asked", "sent"), [("agent", "agent@3"), ("agent@1", "agent@1")])
@@ -335,6 +356,57 @@ def test_an_empty_finish_reason_in_every_event_holds_nothing_back() -> None:
     slim = SlimStream({})
     first = b"data: " + completion_event("a", [3], finish_reason="") + b"\n\n"
     assert b'"content":"a"' in slim.feed(first)
+
+
+def streamed_parts(stub: Endpoint) -> list[Any]:
+    return list(client_to(stub).chat.completions.create(model="agent", messages=HI, stream=True))
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        b"event: ping\n\n",
+        b"id: 7\n\n: held\n\n",
+        b"retry: 1000\n\n",
+        b"event: chunk\nid: 8\ndata: " + b'{"choices": []}' + b"\n\n",
+        b'data: {"choices":\ndata: []}\n\n',
+        b'\xef\xbb\xbfdata: {"choices": []}\n\n',
+        b"event: ping\r\n\r\n",
+    ],
+)
+def test_events_that_the_client_can_not_read_do_not_reach_it(odd: bytes) -> None:
+    """OpenAI's client reads "" as JSON where an event has no data, or after an id comments."""
+    pieces = [odd, event("a", [3]), odd, event("b", [4], finish_reason="stop"), odd, DONE]
+    with endpoint([Answer(events=pieces)]) as stub, open_scope() as scope:
+        parts = streamed_parts(stub)
+    said = [choice.delta.content or "" for part in parts for choice in part.choices]
+    assert "".join(said) == "ab"
+    assert ids(scope.calls[0]) == [3, 4]
+
+
+def test_several_finish_reasons_reach_the_client_once() -> None:
+    """Case 012 and the like: LangChain would say "stopstop"; the last one counts, as recorded."""
+    pieces = [
+        event("a", [3]),
+        event(finish_reason="stop"),
+        event(finish_reason="tool_calls"),
+        event("", [4], finish_reason="tool_calls"),
+        {**event(), "choices": [{"index": 1, "delta": {}, "finish_reason": "stop"}]},
+        DONE,
+    ]
+    with endpoint([Answer(events=pieces)]) as stub, open_scope() as scope:
+        parts = streamed_parts(stub)
+    told = [(c.index, c.finish_reason) for part in parts for c in part.choices]
+    assert told == [(0, None), (0, None), (0, None), (0, "tool_calls"), (1, "stop")]
+    assert [call.finish_reason for call in scope.calls] == ["tool_calls", "stop"]
+
+
+def test_a_last_event_without_its_blank_line_reaches_the_client() -> None:
+    ending = b"data: " + completion_event("b", [4], finish_reason="stop")
+    with endpoint([Answer(events=[event("a", [3]), ending])]) as stub, open_scope() as scope:
+        parts = streamed_parts(stub)
+    assert [part.choices[0].delta.content for part in parts] == ["a", "b"]
+    assert (ids(scope.calls[0]), scope.calls[0].error) == ([3, 4], None)
 
 
 def test_blank_lines_of_mixed_line_ends_lose_the_client_nothing() -> None:

@@ -200,6 +200,57 @@ def test_two_broken_calls_among_three_leave_the_third(streamed: bool) -> None:
     assert all(isinstance(json.loads(c["function"]["arguments"]), dict) for c in sent)
 
 
+ODD_BODIES: list[Any] = [
+    [],
+    "text",
+    None,
+    {"choices": "x"},
+    {"choices": [None]},
+    {"choices": [{"message": "hi"}]},
+    {"choices": [{"message": {"role": "assistant", "content": 5}}]},
+    {"choices": [{"message": {"role": "assistant", "content": "x", "tool_calls": "no"}}]},
+    {"choices": [{"message": {"role": "assistant", "content": "x", "tool_calls": [None]}}]},
+    {"choices": [{"message": {"content": "x", "tool_calls": [{"function": None}]}}]},
+    {"choices": [{"message": {"content": "x", "tool_calls": [{"function": {"name": 5}}]}}]},
+]
+ODD_EVENTS: list[Any] = [
+    {"choices": "x"},
+    {"choices": [None]},
+    {"choices": [{"delta": "x"}]},
+    {"choices": [{"delta": {"content": 5}}]},
+    {"choices": [{"index": 0, "delta": {"tool_calls": "x"}}]},
+    {"choices": [{"index": 0, "delta": {"tool_calls": [None]}}]},
+]
+
+
+@pytest.mark.parametrize("body", ODD_BODIES)
+async def test_a_shape_that_no_completion_has_is_the_servers_fault(body: Any) -> None:
+    """Not the policy's: such a rollout must not be trained on with the reward of a failure."""
+    with recording([Answer(body)]) as (_, scope):
+        with pytest.raises(EngineError, match="of a known shape"):
+            await ChatArt(max_retries=0).ainvoke("hi")
+    assert len(scope.calls) == 1
+
+
+@pytest.mark.parametrize("odd", ODD_EVENTS)
+async def test_so_it_is_in_a_stream(odd: Any) -> None:
+    events = [event("a", [3]), odd, event(finish_reason="stop"), DONE]
+    with recording([Answer(events=events)]) as (_, scope):
+        with pytest.raises(EngineError, match="that no completion has"):
+            await ChatArt(max_retries=0, streaming=True).ainvoke("hi")
+    assert [call.trainable for call in scope.calls] == [False]
+
+
+async def test_a_message_without_its_role_or_with_an_odd_usage_is_an_answer() -> None:
+    bodies = [{"choices": [{"message": {"content": "x"}}], "usage": 5}]
+    events = [event("x", [3], usage=5), event(finish_reason="stop"), DONE]
+    with recording([*bodies, Answer(events=events)]):
+        for streaming in (False, True):
+            said = await ChatArt(streaming=streaming).ainvoke("hi")
+            assert (said.content, said.usage_metadata) == ("x", None)
+            assert isinstance(said, AIMessage)
+
+
 # --- streams
 
 
@@ -225,6 +276,9 @@ WHOLE = {
     "two finish chunks": framed(
         event("ab", [3]), event(finish_reason="stop"), event(ids=[4], finish_reason="stop")
     ),
+    "events without data": framed(
+        event("a", [3]), event("b", [4]), COUNTED, between=b"id: 1\n\nevent: ping\n\n"
+    ),
     "an empty chunk": framed(
         {**event(), "choices": []}, event("a", [3]), event("b", [4], finish_reason="stop")
     ),
@@ -241,6 +295,8 @@ def test_case_012_streams_of_every_form_are_whole(kind: str, is_async: bool) -> 
     with recording([WHOLE[kind]]) as (_, scope):
         said = asyncio.run(llm.ainvoke("hi")) if is_async else llm.invoke("hi")
     assert said.content == "ab"
+    assert said.response_metadata["finish_reason"] == "stop"
+    assert said.response_metadata["model_name"] == "agent@3"
     (kept,) = scope.calls
     assert (kept.error, kept.finish_reason, kept.message["content"]) == (None, "stop", "ab")
     assert ids(scope) == [[3, 4]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,34 +14,15 @@ from art_core.capture import Target, open_scope
 from art_core.config import SamplingConfig
 from art_core.errors import ConfigError
 from art_langgraph import ChatArt
-from tests.langgraph.skilled_model import skilled_server
 
 HELLO = "Hello, I am well. And you?"
 """What the model says to everything."""
 
 
-@pytest.fixture(autouse=True)
-def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ART_BASE_URL", "ART_MODEL", "ART_API_KEY"):
-        monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Target]:
-    with skilled_server() as target:
-        yield target
-
-
-@pytest.fixture
-def rollout(server: Target) -> Iterator[None]:
-    with open_scope(None, {None: server}):
-        yield
-
-
 # --- messages
 
 
-@pytest.mark.usefixtures("rollout")
+@pytest.mark.usefixtures("scope")
 @pytest.mark.parametrize(
     "messages",
     [
@@ -60,7 +40,7 @@ def test_messages_of_every_form_are_taken(messages: Any) -> None:
     assert ChatArt().invoke(messages).content == HELLO
 
 
-@pytest.mark.usefixtures("rollout")
+@pytest.mark.usefixtures("scope")
 @pytest.mark.parametrize(
     ("messages", "words"),
     [
@@ -77,13 +57,13 @@ def test_what_is_no_message_is_named(messages: Any, words: str) -> None:
         ChatArt().invoke(messages)
 
 
-@pytest.mark.usefixtures("rollout")
+@pytest.mark.usefixtures("scope")
 def test_no_message_at_all_is_refused() -> None:
     with pytest.raises(openai.BadRequestError, match="at least one message"):
         ChatArt().invoke([])
 
 
-@pytest.mark.usefixtures("rollout")
+@pytest.mark.usefixtures("scope")
 @pytest.mark.parametrize(
     "part",
     [
@@ -103,13 +83,13 @@ def test_an_image_is_refused_with_the_reason(part: dict[str, Any], how: str) -> 
 # --- models
 
 
-@pytest.mark.usefixtures("rollout")
+@pytest.mark.usefixtures("scope")
 def test_another_model_of_the_server_may_be_named() -> None:
     said = ChatArt().invoke("hi", model="scripted")
     assert said.response_metadata["model_name"] == "scripted"
 
 
-@pytest.mark.usefixtures("rollout")
+@pytest.mark.usefixtures("scope")
 def test_a_model_that_is_not_served_is_named_with_those_that_are() -> None:
     with pytest.raises(openai.NotFoundError, match=r"'gpt-4o'.*Served here: scripted, agent"):
         ChatArt().invoke("hi", model="gpt-4o")
@@ -180,7 +160,7 @@ def test_space_around_a_key_is_no_part_of_it(
     assert ChatArt().invoke("hi").content == HELLO
 
 
-@pytest.mark.usefixtures("rollout")
+@pytest.mark.usefixtures("scope")
 def test_a_setting_out_of_range_is_named() -> None:
     with pytest.raises(openai.BadRequestError, match="temperature is out of range: got -1"):
         ChatArt(temperature=-1).invoke("hi")

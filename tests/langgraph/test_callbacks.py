@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from contextlib import suppress
 from typing import Any
+from uuid import uuid4
 
 import openai
 import pytest
 from langchain.agents import create_agent
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
+from langchain_core.outputs import ChatGeneration, LLMResult
+from langchain_core.tools import StructuredTool
 from langchain_openai import ChatOpenAI
 from langgraph.graph import START, MessagesState, StateGraph
 
+from art_core.capture import open_scope
 from art_core.trajectories import Trajectory
 from art_langgraph import ChatArt, NoModelCalls, TrajectoryCallbackHandler, capture, rollout
 from tests.stub_endpoint import call, completion, endpoint, recording, refusal, streamed
@@ -170,3 +174,36 @@ def test_outside_a_scope_a_handler_records_nothing() -> None:
     model = GenericFakeChatModel(messages=iter([AIMessage("hi")]))
     handler = TrajectoryCallbackHandler()
     assert model.invoke("hi", config={"callbacks": [handler]}).content == "hi"
+
+
+def test_a_handler_that_outlives_its_runs_does_not_grow() -> None:
+    """One handler at the top of an application; 1000 of each kind are remembered."""
+    handler = TrajectoryCallbackHandler()
+    for number in range(2200):
+        tool_run, run = uuid4(), uuid4()
+        handler.on_chain_start({}, {}, metadata={"langgraph_node": f"node {number}"})
+        handler.on_tool_start({"name": "look"}, "{}", run_id=tool_run, parent_run_id=uuid4())
+        with open_scope():
+            handler.on_chat_model_start({}, [[]], run_id=run, parent_run_id=uuid4())
+            if number % 2:  # the others were cancelled, of which LangChain does not tell
+                said = AIMessage("", response_metadata={"system_fingerprint": str(number)})
+                result = LLMResult(generations=[[ChatGeneration(message=said)]])
+                handler.on_llm_end(result, run_id=run)
+                handler.on_tool_end("", run_id=tool_run)
+    sizes = {name: len(kept) for name, kept in vars(handler).items() if hasattr(kept, "__len__")}
+    assert max(sizes.values()) == 1000
+    assert sizes["tools"] == 1000
+    assert handler.tools[-1].seconds is not None
+
+
+async def test_the_handler_of_a_rollout_forgets_nothing() -> None:
+    look = StructuredTool.from_function(lambda: "x", name="look", description="Look.")
+
+    def node(state: Any) -> Any:
+        for _ in range(1001):
+            look.invoke({})
+        return {"messages": [ChatArt().invoke("hi")]}
+
+    with endpoint([completion("a", [1])]) as stub:
+        trajectory = await rollout(graph_of(node), ASK, model=stub.target())
+    assert len(trajectory.metadata["graph"]["tools"]) == 1001

@@ -56,16 +56,6 @@ def write(path: str, text: str) -> str:
     return "written"
 
 
-@pytest.fixture(autouse=True)
-def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No key and no address of any provider: what an import on a fresh machine sees."""
-    for name in (
-        "OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_PROXY",
-        "ART_BASE_URL", "ART_MODEL", "ART_API_KEY",
-    ):  # fmt: skip
-        monkeypatch.delenv(name, raising=False)
-
-
 # --- how it is built
 
 

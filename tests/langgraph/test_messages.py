@@ -18,7 +18,7 @@ from langchain_core.messages import (
 )
 from langchain_openai.chat_models.base import _convert_message_to_dict
 
-from art_langgraph.messages import mend_tool_calls, to_langchain, to_openai
+from art_langgraph.messages import mend_texts, mend_tool_calls, to_langchain, to_openai
 from tests.stub_endpoint import call
 
 CONVERSATION: list[dict[str, Any]] = [
@@ -131,3 +131,23 @@ def test_whole_messages_are_left_alone_and_broken_ones_are_not_changed_in_place(
     assert mended[0] is whole
     assert calls[0]["function"]["arguments"] == '{"a":'
     assert [c["function"]["arguments"] for c in mended[1]["tool_calls"]] == ["{}", "{}"]
+
+
+def test_texts_that_utf8_does_not_know_are_mended() -> None:
+    """A file name out of the file system, a text cut in an emoji, and one that was put together."""
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '"\ud83d"'}}
+    plain = {"role": "user", "content": "caf\u00e9 \U0001f600"}
+    messages: list[dict[str, Any]] = [
+        plain,
+        {"role": "tool", "tool_call_id": "c", "content": "a\udce9.txt"},
+        {"role": "user", "content": [{"type": "text", "text": "x\ud83d"}, {"type": "image"}]},
+        {"role": "user", "content": "\ud83d\ude00"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+    ]
+    mended = mend_texts(messages)
+    assert mended[0] is plain
+    assert mended[1]["content"] == "a\ufffd.txt"
+    assert mended[2]["content"] == [{"type": "text", "text": "x\ufffd"}, {"type": "image"}]
+    assert mended[3]["content"] == "\U0001f600"
+    assert mended[4]["tool_calls"][0]["function"]["arguments"] == '"\ufffd"'
+    json.dumps(mended, ensure_ascii=False).encode()

@@ -25,8 +25,6 @@ class Ans(BaseModel):
 @pytest.fixture
 def hosted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
     """A provider that every variable of the environment leads to, and nothing of ours."""
-    for name in ("ART_BASE_URL", "ART_MODEL", "ART_API_KEY"):
-        monkeypatch.delenv(name, raising=False)
     with endpoint(lambda _: completion("hosted")) as stub:
         monkeypatch.setenv("OPENAI_API_KEY", "sk-hosted")
         monkeypatch.setenv("OPENAI_ADMIN_KEY", "sk-admin")

@@ -503,9 +503,7 @@ async def test_a_graph_that_asks_no_model_is_told_by_its_nodes() -> None:
     assert trajectory.metadata["graph"]["nodes"] == ["node"]
 
 
-async def test_without_a_model_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("ART_BASE_URL", raising=False)
-    monkeypatch.delenv("ART_MODEL", raising=False)
+async def test_without_a_model_the_error_says_so() -> None:
     with pytest.raises(RolloutFailure) as raised:
         await rollout(one_node(ask_model()), ASK)
     assert isinstance(raised.value.__cause__, CaptureError)

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from langchain.agents import create_agent
+from langchain_openai import ChatOpenAI
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.config import get_store
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.store.memory import InMemoryStore
+from langgraph.types import interrupt
 
 import art_core as art
+from art_core.capture import Target
 from art_core.engine.gate import Gate
 from art_core.errors import ConfigError, RolloutFailure
-from art_langgraph import ChatArt, UnknownNodes, rollout
+from art_langgraph import ChatArt, TrajectoryCallbackHandler, UnknownNodes, capture, rollout
 from tests.stub_endpoint import Answer, completion, endpoint
 
 ASK: Any = {"messages": [("user", "1+2?")]}
@@ -152,6 +158,128 @@ async def test_a_hook_that_fails_is_no_fault_of_the_policy(which: str, calls: in
     assert f"{which} failed (OSError: no database)" in str(raised.value)
     assert isinstance(raised.value.__cause__, OSError)
     assert len(raised.value.trajectory.calls) == calls
+
+
+async def test_a_tear_down_that_fails_does_not_hide_what_the_graph_raised() -> None:
+    def fails(state: Any) -> Any:
+        ask(state)
+        raise ValueError("bad output")
+
+    def tear_down(trajectory: art.Trajectory) -> None:
+        raise OSError("no database")
+
+    with endpoint([completion("x", [1])]) as stub, pytest.raises(RolloutFailure) as raised:
+        await rollout(in_a_row(node=fails), ASK, model=stub.target(), tear_down=tear_down)
+    said = "tear_down failed (OSError: no database), after the graph had (ValueError: bad output)"
+    assert said in str(raised.value)
+    assert isinstance(raised.value.__cause__, OSError)
+    trajectory = raised.value.trajectory
+    assert isinstance(trajectory.exception, ValueError)
+    assert (trajectory.ended, len(trajectory.calls)) == ("error", 1)
+    assert trajectory.metadata["graph"]["nodes"] == ["node"]
+    assert len(trajectory.messages()) == 2
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_fault_of_on_interrupt_is_no_fault_of_the_policy(is_async: bool) -> None:
+    def node(state: Any) -> Any:
+        ask(state)
+        return {"messages": [("user", interrupt("go on?"))]}
+
+    def fails(asked: Any) -> Any:
+        raise KeyError("no answer to that")
+
+    async def fails_later(asked: Any) -> Any:
+        fails(asked)
+
+    with endpoint([completion("x", [1])]) as stub, pytest.raises(RolloutFailure) as raised:
+        await rollout(
+            in_a_row(node=node),
+            ASK,
+            model=stub.target(),
+            checkpointer=InMemorySaver,
+            on_interrupt=fails_later if is_async else fails,
+        )
+    assert "on_interrupt failed (KeyError: 'no answer to that')" in str(raised.value)
+    assert isinstance(raised.value.__cause__, KeyError)
+    trajectory = raised.value.trajectory
+    assert (trajectory.ended, trajectory.reward) == ("error", None)
+    assert isinstance(trajectory.exception, KeyError)
+    assert [c.trainable for c in trajectory.calls] == [True]
+
+
+async def test_a_graph_that_fails_to_close_is_no_fault_of_the_policy() -> None:
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[Any]:
+        yield in_a_row(node=ask)
+        raise OSError("the session did not close")
+
+    with endpoint([completion("x", [1])]) as stub, pytest.raises(RolloutFailure) as raised:
+        await rollout(opened, ASK, model=stub.target())
+    assert isinstance(raised.value.__cause__, OSError)
+    assert len(raised.value.trajectory.calls) == 1
+
+
+class Unreachable:
+    """A model whose backend answers calls, and can't be asked for its records."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+
+    def target(self, step: int | None = None, evaluation: bool = False) -> Target:
+        return self._target
+
+    async def join(self, trajectories: Any) -> None:
+        raise ConnectionError("the backend is gone")
+
+
+def ask_stock(stub: Any) -> Any:
+    """A node whose call gives no ids to the client, only the id of a record."""
+    model = ChatOpenAI(base_url=stub.base_url, api_key="k", model="agent", max_retries=0)
+    return lambda state: {"messages": [model.invoke("q")]}
+
+
+RECORDED = completion("x", [1], system_fingerprint="0123456789abcdef0123")
+
+
+async def test_a_join_that_fails_loses_nothing() -> None:
+    with endpoint([RECORDED]) as stub, pytest.raises(RolloutFailure) as raised:
+        await rollout(in_a_row(node=ask_stock(stub)), ASK, model=Unreachable(stub.target()))
+    assert "can't be had (ConnectionError: the backend is gone)" in str(raised.value)
+    assert isinstance(raised.value.__cause__, ConnectionError)
+    trajectory = raised.value.trajectory
+    assert trajectory.ended == "error"
+    assert [c.record_id for c in trajectory.calls] == ["0123456789abcdef0123"]
+    assert trajectory.metadata["graph"]["nodes"] == ["node"]
+    assert len(trajectory.messages()) == 2
+
+
+async def test_a_join_that_fails_after_the_graph_has_hides_nothing() -> None:
+    def fails(state: Any) -> Any:
+        raise ValueError("bad output")
+
+    with endpoint([RECORDED]) as stub:
+        graph = in_a_row(node=ask_stock(stub), next=fails)
+        with pytest.raises(RolloutFailure) as raised:
+            await rollout(graph, ASK, model=Unreachable(stub.target()))
+    assert "after the graph had (ValueError: bad output)" in str(raised.value)
+    assert isinstance(raised.value.trajectory.exception, ValueError)
+
+
+async def test_a_join_that_fails_does_not_hide_an_exception_of_free_code() -> None:
+    config: Any = {"callbacks": [TrajectoryCallbackHandler()]}
+    seen: list[art.Trajectory] = []
+
+    async def played(stub: Any) -> None:
+        async with capture(Unreachable(stub.target())) as trajectory:
+            seen.append(trajectory)
+            in_a_row(node=ask_stock(stub)).compile().invoke(ASK, config)
+            raise ValueError("mine")
+
+    with endpoint([RECORDED]) as stub, pytest.raises(ValueError, match="mine") as raised:
+        await played(stub)
+    assert "the backend is gone" in raised.value.__notes__[0]
+    assert len(seen[0].calls) == 1
 
 
 # --- models

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,10 +12,9 @@ from langchain_core.messages import AIMessage, HumanMessage, ToolMessage, trim_m
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
 
-from art_core.capture import Target, open_scope
+from art_core.capture import open_scope
 from art_core.errors import ConfigError
 from art_langgraph import ChatArt
-from tests.langgraph.skilled_model import skilled_server
 from tests.stub_endpoint import Answer, Asked, endpoint, refusal
 
 
@@ -29,28 +27,10 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-@pytest.fixture(autouse=True)
-def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ART_BASE_URL", "ART_MODEL", "ART_API_KEY"):
-        monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Target]:
-    with skilled_server() as target:
-        yield target
-
-
-@pytest.fixture
-def rollout(server: Target) -> Iterator[None]:
-    with open_scope(None, {None: server}):
-        yield
-
-
 # --- profile
 
 
-@pytest.mark.usefixtures("rollout")
+@pytest.mark.usefixtures("scope")
 def test_our_endpoint_says_what_its_model_can_do() -> None:
     """The scripted engine's context is 32768; it calls tools, obeys schemas, and reads text."""
     profile = ChatArt().profile
@@ -165,7 +145,7 @@ def conversation() -> list[Any]:
     ]
 
 
-@pytest.mark.usefixtures("rollout")
+@pytest.mark.usefixtures("scope")
 def test_counts_are_those_of_the_call() -> None:
     """What the server then says it has read, with tools and without."""
     llm = ChatArt()
@@ -176,7 +156,7 @@ def test_counts_are_those_of_the_call() -> None:
         assert counted == said.usage_metadata["input_tokens"]
 
 
-@pytest.mark.usefixtures("rollout")
+@pytest.mark.usefixtures("scope")
 def test_in_a_rollout_its_own_words_count_as_they_were_sampled() -> None:
     llm = ChatArt()
     said = llm.invoke("hello")
@@ -187,7 +167,7 @@ def test_in_a_rollout_its_own_words_count_as_they_were_sampled() -> None:
     assert counted == after.usage_metadata["input_tokens"]
 
 
-@pytest.mark.usefixtures("rollout")
+@pytest.mark.usefixtures("scope")
 def test_ids_are_those_of_the_served_tokenizer() -> None:
     """Bytes of UTF-8: "h", then the two of "é"."""
     assert ChatArt().get_token_ids("hé") == [104, 195, 169]
@@ -195,7 +175,7 @@ def test_ids_are_those_of_the_served_tokenizer() -> None:
     assert ChatArt().get_token_ids("") == []
 
 
-@pytest.mark.usefixtures("rollout")
+@pytest.mark.usefixtures("scope")
 def test_messages_are_trimmed_by_the_servers_count() -> None:
     """Each turn below is 35 tokens of the template, 8 open the answer: two fit into 100."""
     turns = [HumanMessage("x" * 10), AIMessage("y" * 5), HumanMessage("z" * 10)]

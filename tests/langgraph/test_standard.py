@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +14,6 @@ from art_core.capture import Target
 from art_core.config import SamplingConfig
 from art_core.transport import PLACEHOLDER_URL
 from art_langgraph import ChatArt
-from tests.langgraph.skilled_model import skilled_server
 from tests.langgraph.standard import ChatArtIntegration
 
 
@@ -51,12 +49,6 @@ class TestBuilding(ChatModelUnitTests):
     )
     def test_serdes(self, model: BaseChatModel, snapshot: SnapshotAssertion) -> None:
         super().test_serdes(model, snapshot)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Target]:
-    with skilled_server() as target:
-        yield target
 
 
 class TestEvaluating(ChatArtIntegration):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Annotated, Any, TypedDict
 
 import pytest
@@ -13,7 +12,6 @@ from pydantic import BaseModel, Field
 
 from art_core.capture import Scope, Target, open_scope
 from art_langgraph import ChatArt
-from tests.langgraph.skilled_model import skilled_server
 from tests.stub_endpoint import Answer, call, completion, recording
 
 pytestmark = pytest.mark.filterwarnings(  # ChatOpenAI's own, of a streamed answer the SDK parsed
@@ -42,18 +40,6 @@ SCHEMAS: dict[str, Any] = {
 }
 METHODS = ("json_schema", "function_calling", "json_mode")
 RIGHT = {"setup": "Why do cats purr?", "punchline": "Nobody has found the switch."}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Target]:
-    with skilled_server() as target:
-        yield target
-
-
-@pytest.fixture
-def scope(server: Target) -> Iterator[Scope]:
-    with open_scope(None, {None: server}) as opened:
-        yield opened
 
 
 async def drained(items: Any) -> list[Any]:

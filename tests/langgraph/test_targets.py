@@ -22,12 +22,6 @@ class Model:
         return Target("http://127.0.0.1/v1", "k", f"model {step} {evaluation}")
 
 
-@pytest.fixture(autouse=True)
-def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ART_BASE_URL", "ART_MODEL", "ART_API_KEY"):
-        monkeypatch.delenv(name, raising=False)
-
-
 def test_no_model_says_nothing() -> None:
     assert targets_of(None, None, evaluation=False) is None
 

@@ -8,6 +8,7 @@ import pytest
 from langchain.agents import create_agent
 from langchain_core.caches import InMemoryCache
 from langchain_core.globals import set_llm_cache
+from langchain_core.tools import StructuredTool
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 from pydantic import SecretStr
@@ -50,6 +51,19 @@ async def test_a_sound_agent_passes_every_check() -> None:
         "ending", "model calls", "recording", "tokens", "token-in", "tools", "sampling", "state",
         "threads", "limits", "length", "rewards",
     }  # fmt: skip
+
+
+async def test_many_tools_are_all_called_within_the_limit() -> None:
+    """40 of them, where 40 supersteps are all that an unlimited graph is given here."""
+    tools = [
+        StructuredTool.from_function(lambda: "ok", name=f"tool_{i}", description="A tool.")
+        for i in range(40)
+    ]
+    played = await rehearse(create_agent(ChatArt(), tools), group=2)
+    thorough = played.plays[0]
+    assert thorough.trajectory.ended == "completed"
+    assert {run["name"] for run in thorough.graph["tools"]} == {tool.name for tool in tools}
+    assert len(thorough.policy_calls) == 11  # 4 tools in each of 10 turns, then the answer
 
 
 async def test_each_manner_walks_its_own_way() -> None:

@@ -144,6 +144,28 @@ def test_json_is_one_document_and_nothing_else(project: Path) -> None:
     assert second["prompt_tokens"] == known + second["new_context_tokens"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "kind", "words"),
+    [
+        (["broken.py:agent"], "ConfigError", "ZeroDivisionError"),
+        (["nowhere:agent"], "ConfigError", "nowhere"),
+        (["agent.py:agent", "--scenarios", "tasks.jsonl"], "ConfigError", '"input"'),
+        (["agent.py:agent", "--stock", "--model", "tiny"], "ConfigError", "scripted model only"),
+    ],
+)
+def test_json_says_so_too_where_nothing_could_be_played(
+    project: Path, here: Here, arguments: list[str], kind: str, words: str
+) -> None:
+    (project / "broken.py").write_text("agent = 1 / 0\n", "utf-8")
+    (project / "tasks.jsonl").write_text('{"task": "Where is 7?", "answer": "here"}\n', "utf-8")
+    status, out, err = here(*arguments, "--json", "--no-train")
+    told = json.loads(out)
+    assert status == 1
+    assert (told["status"], told["error"]["type"]) == ("error", kind)
+    assert words in json.dumps(told["error"], ensure_ascii=False).replace('\\"', '"')
+    assert "art-langgraph: " in err
+
+
 def test_any_stdout_will_do(project: Path) -> None:
     done = run(project, "shop", "--group", "1", PYTHONIOENCODING="ascii", COLUMNS="20")
     assert done.returncode == 0, done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict
 
@@ -12,7 +13,13 @@ from langgraph.graph.message import add_messages
 from langgraph.pregel.remote import RemoteGraph
 
 from art_core.errors import ConfigError
-from art_langgraph.rehearsal.scenarios import TASK, made_up_scenario, read_scenarios
+from art_langgraph.rehearsal.scenarios import (
+    TASK,
+    Scenario,
+    fitted,
+    made_up_scenario,
+    read_scenarios,
+)
 from tests.langgraph.rehearsal import graphs
 
 MESSAGES = '{"messages": [{"role": "user", "content": "Hi"}]}'
@@ -53,6 +60,39 @@ def test_a_file_that_holds_none_is_one_message(tmp_path: Path, text: str, told: 
 def test_a_file_that_is_not_there_is_one_message(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="can't be read"):
         read_scenarios(tmp_path / "none.jsonl")
+
+
+def test_a_text_may_hold_any_line_end_but_the_files(tmp_path: Path) -> None:
+    file = tmp_path / "scenarios.jsonl"
+    file.write_text('"one\u2028line\u0085"\r\n"two"\n', "utf-8", newline="")
+    assert [s.input for s in read_scenarios(file)] == ["one\u2028line\u0085", "two"]
+
+
+def test_a_line_may_say_more_than_what_goes_in() -> None:
+    """What the reward wants to know stands beside "input", or beside the graph's own parts."""
+    inner = {"messages": [("user", "hi")]}
+    line = {"input": inner, "config": {"tags": ["a"]}, "answer": "4"}
+    made = fitted(Scenario(line, line=line), graphs.agent())
+    assert (made.input, made.config, made.line) == (inner, {"tags": ["a"]}, line)
+    beside = Scenario({**inner, "answer": "4"})
+    assert fitted(beside, graphs.agent()) is beside
+
+
+def test_a_line_without_anything_that_goes_in_is_told_how() -> None:
+    line = {"task": "Where is 7?", "answer": "here"}
+    with pytest.raises(ConfigError, match="nothing that goes into the graph") as raised:
+        fitted(Scenario(line, line=line), graphs.agent())
+    proposed = json.loads(raised.value.fix.partition("reward: ")[2])
+    assert proposed["input"] == {"messages": [{"role": "user", "content": "Where is 7?"}]}
+    assert fitted(Scenario(proposed, line=proposed), graphs.agent()).input == proposed["input"]
+
+
+@pytest.mark.parametrize("given", ["a text", {}, ["x"]])
+def test_what_else_goes_in_is_the_graphs_affair(given: Any) -> None:
+    scenario = Scenario(given)
+    assert fitted(scenario, graphs.agent()) is scenario
+    anything = Scenario({"x": 1})
+    assert fitted(anything, RunnableLambda(lambda x: x)) is anything
 
 
 def test_a_messages_graph_is_asked_something() -> None:

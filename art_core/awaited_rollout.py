@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 
+from art_core.calls import ModelCall
 from art_core.capture import Scope, open_scope
 from art_core.errors import RolloutFailure
 from art_core.time_limit import time_limit
@@ -50,6 +51,8 @@ async def play(
     else:
         trajectory = Trajectory(start_time=seen.started)
     adopt(trajectory, seen.scope)
+    if trajectory.completion_tokens:
+        trajectory.metrics.setdefault("completion_tokens", trajectory.completion_tokens)
     trajectory.metrics.setdefault("duration", seen.seconds)
     return trajectory if error is None else _failure(trajectory, error, seen, label)
 
@@ -69,16 +72,21 @@ async def make_group(
     return _failure(trajectory, error, seen, label)
 
 
-def adopt(trajectory: Trajectory, scope: Scope) -> None:
-    """Give a trajectory without calls those of its scope, its id, and what the record lacks."""
-    if not trajectory.calls:
-        trajectory.calls = list(scope.calls)
-        if scope.incomplete:
-            trajectory.metadata.setdefault("incomplete", list(scope.incomplete))
-    if trajectory.rollout_id is None:
+def adopt(trajectory: Trajectory, scope: Scope, before: Sequence[ModelCall] = ()) -> None:
+    """Give a trajectory the calls of its scope, its id, and why the record is not whole.
+
+    Args:
+        trajectory: calls that it has already are kept as they are.
+        scope: what was recorded.
+        before: calls that those of the scope go on from, in place of the trajectory's own.
+    """
+    if before or not trajectory.calls:
+        trajectory.calls = [*before, *scope.calls]
+    if before or trajectory.rollout_id is None:
         trajectory.rollout_id = scope.rollout_id
-    if trajectory.completion_tokens:
-        trajectory.metrics.setdefault("completion_tokens", trajectory.completion_tokens)
+    if scope.incomplete:
+        known = trajectory.metadata.get("incomplete", ())
+        trajectory.metadata["incomplete"] = [*dict.fromkeys([*known, *scope.incomplete])]
 
 
 @dataclass(frozen=True)

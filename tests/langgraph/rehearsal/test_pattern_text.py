@@ -1,0 +1,48 @@
+"""Texts for regular expressions, as schemas of tools have them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from art_langgraph.rehearsal.pattern_text import text_matching
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        (r"^[A-Z]{3}-\d{4}$", "AAA-0000"),
+        (r"^\+?[1-9]\d{1,14}$", "10"),
+        (r"^(GET|POST)$", "GET"),
+        (r"^(?:[0-9a-f]{2}:){5}[0-9a-f]{2}$", "aa:aa:aa:aa:aa:aa"),
+        (r"^#[0-9a-fA-F]{6}$", "#aaaaaa"),
+        (r"^\S+@\S+\.\w{2,}$", "a@a.aa"),
+        (r"^(?<year>\d{4})-(?P<month>\d\d)$", "0000-00"),
+        (r"^[^\s,]+$", "a"),
+        (r"^[]a]\]$", "a]"),
+        (r"^[\]\-x]$", "x"),
+        (r"\.(csv|json)$", ".csv"),
+        (r"^a{0,2}b*?c$", "c"),
+        (r"^\x41\u0042\/\t$", "AB/\t"),
+        (r"^.{3}\b$", "aaa"),
+        (r"^a||b$", "a"),
+        (r"", ""),
+    ],
+)
+def test_a_text_is_as_short_as_it_may_be(pattern: str, text: str) -> None:
+    assert re.search(pattern.replace("(?<", "(?P<"), text)
+    assert text_matching(pattern) == text
+
+
+@pytest.mark.parametrize("pattern", ["(?!)", "[", "(", "\\", r"^(a)\1$(?<=b)", r"\p{L}{", "a{1"])
+def test_what_is_beyond_it_is_none_or_fits(pattern: str) -> None:
+    text = text_matching(pattern)
+    assert text is None or re.search(pattern, text)
+
+
+def test_a_given_text_is_taken_first_and_lengths_count() -> None:
+    assert text_matching(r"^\w+$", ["not this", "that"]) == "that"
+    assert text_matching(r"^\w+$", ["that"], longest=3) == "a"
+    assert text_matching(r"^\w+$", ["that"], shortest=5) == "a" * 8
+    assert text_matching(r"^\w{3}$", shortest=4) is None
