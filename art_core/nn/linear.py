@@ -103,5 +103,5 @@ def use_onednn(model: nn.Module) -> bool:
 def input_gradient(layer: nn.Linear, grad: Tensor) -> Tensor:
     """grad [..., o] of the layer's output -> [..., i] of its input, as its own backward pass."""
     if isinstance(layer, OneDnnLinear):
-        return _product(grad, layer.weight.t(), None)
+        return product(grad, layer.weight.t(), None)
     return grad @ layer.weight
