@@ -50,6 +50,6 @@ async def test_the_cheatsheet_runs(smollm2: Path, tmp_path: Path) -> None:
             assert call.trainable
             assert call.sampled_ids is not None
             assert call.step == 0  # the policy that played; step 1 was learned from it
-            # The last token is the end of the turn, unless the answer was cut.
-            assert (call.finish_reason == "length") == (len(call.sampled_ids) == 24)
+            # An answer that was cut has all 24 tokens; the end of the turn may be the 24th.
+            assert len(call.sampled_ids) == 24 or call.finish_reason == "stop"
     await backend.close()
