@@ -11,7 +11,7 @@ from torch import Tensor
 
 from art_core.batch.forest import plant
 from art_core.config import LoraSettings
-from art_core.nn import attention, blocks, merging
+from art_core.nn import blocks, merging
 from art_core.nn.blocks import is_block_model
 from art_core.nn.lora import LoraModel
 from art_core.training.logprobs import entry_logprobs
@@ -33,7 +33,6 @@ def tiny(kind: str, **more: Any) -> LoraModel:
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=6,
-        attn_implementation=attention.register(),
         **more,
     )
     torch.manual_seed(0)
