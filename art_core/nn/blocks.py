@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from art_core.nn import rotary
 from art_core.nn.linear import packed
-from art_core.nn.rows import Row, Score
 from art_core.nn.product import Factors, Gate, Norm, Nothing, Product, apply
+from art_core.nn.rows import Row, Score
 
 KINDS = ("Llama", "Mistral", "Qwen2", "Qwen3")
 """Decoders that are built so: what their class names in transformers begin with."""
