@@ -155,10 +155,11 @@ class Naive:
     ) -> tuple[float, dict[str, Tensor]]:
         """Loss and gradients, by the names of an adapter's file."""
         count = sum(int(rollout.sampled.sum()) for rollout in rollouts)
+        low, high = CONFIG.bounds
         total = 0.0
         for rollout, logprobs in zip(rollouts, old, strict=True):
             ratio = torch.exp(self.logprobs(rollout) - logprobs)
-            clipped = ratio.clamp(1 - CONFIG.epsilon, 1 + CONFIG.epsilon_high)
+            clipped = ratio.clamp(1 - low, 1 + high)
             gain = torch.minimum(ratio * rollout.advantage, clipped * rollout.advantage)
             loss = -(gain * torch.from_numpy(rollout.sampled)).sum() / count
             loss.backward()
