@@ -17,6 +17,9 @@ from art_core.calls import Ids
 if TYPE_CHECKING:
     from art_core.batch.forest import Sample
 
+_ID = ">i4"
+"""Big-endian bytes have the order of the numbers."""
+
 
 @dataclass(frozen=True, eq=False)
 class Leaf:
@@ -34,13 +37,12 @@ def leaves_of(samples: Sequence[Sample]) -> list[Leaf]:
     chains = _chains(samples)
     leaves: list[Leaf] = []
     waiting: list[Sample] = []
-    # Bytes have an order in which a prefix comes right before what extends it; that it is not the
-    # order of the numbers does not matter.
+    # A prefix comes right before what extends it.
     chains.sort(key=lambda chain: chain[0])
     for (key, chain), (following, _) in zip(chains, [*chains[1:], (b"", [])], strict=True):
         waiting += chain
         if not following.startswith(key):
-            ids = np.frombuffer(key, np.int32)
+            ids = np.frombuffer(key, _ID).astype(np.int32)
             shared = common_prefix(leaves[-1].ids, ids) if leaves else 0
             leaves.append(Leaf(ids, waiting, shared))
             waiting = []
@@ -56,7 +58,8 @@ def _chains(samples: Sequence[Sample]) -> list[tuple[bytes, list[Sample]]]:
     chain: list[Sample] = []
     last = b""
     for sample in samples:
-        key = sample.prompt_ids.tobytes() + sample.sampled_ids[:-1].tobytes()
+        prompt, sampled = sample.prompt_ids.astype(_ID), sample.sampled_ids[:-1].astype(_ID)
+        key = prompt.tobytes() + sampled.tobytes()
         if chain and not key.startswith(last):
             chains.append((last, chain))
             chain = []

@@ -69,6 +69,8 @@ class _Node:
 def pack(lengths: Sequence[int], shared: Sequence[int], room: int) -> list[list[int]]:
     """The leaves of each row, as rising indices; every leaf is in exactly one row.
 
+    Rows come in the order of their first leaves.
+
     Args:
         lengths: positions of each leaf's path; none is longer than `room`.
         shared: positions that leaf i's path has in common with leaf i - 1's, fewer than either
@@ -79,7 +81,7 @@ def pack(lengths: Sequence[int], shared: Sequence[int], room: int) -> list[list[
     rows = []
     while root.children or root.begun is not None:
         rows.append(sorted(_fill(root, room)))
-    return rows
+    return sorted(rows)
 
 
 def _tree(lengths: Sequence[int], shared: Sequence[int]) -> _Node:

@@ -104,7 +104,7 @@ def test_a_row_that_never_fits_is_named(tiny_llama: Path, late: bool) -> None:
     before, there = weights(model), tensors_alive()
     memory = Memory(model, limit=50, late=late)
     long = make_sample([299] * 60, [1, 2, 3], call=99, trajectory=99)
-    config = CONFIG.model_copy(update={"max_tokens_per_row": 64})
+    config = CONFIG.model_copy(update={"max_tokens_per_row": 62})  # nothing fits beside it
     with pytest.raises(TrainingError) as caught:
         trainer.step([*policy_calls(), long], config)
     message = str(caught.value)

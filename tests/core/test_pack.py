@@ -75,7 +75,7 @@ def test_small_trees_are_packed_whole() -> None:
 
 def test_largest_first_is_mended_by_exchange() -> None:
     """Of 7, 6 and 4 in a room of 10 the largest alone leaves 3; 6 and 4 leave nothing."""
-    assert pack([7, 6, 4], [0, 0, 0], 10)[0] == [1, 2]
+    assert pack([7, 6, 4], [0, 0, 0], 10) == [[0], [1, 2]]
 
 
 def test_a_tree_is_cut_where_it_repeats_least() -> None:
@@ -85,7 +85,7 @@ def test_a_tree_is_cut_where_it_repeats_least() -> None:
     leaves = [6] * 4 + [11] * 4, [0, 1, 1, 1, 0, 6, 6, 6]
     rows = pack(*leaves, 40)
     assert [set(row) & {4, 5, 6, 7} for row in rows] == [{4, 5, 6, 7}, set()]
-    assert check(rows, leaves, 40) == [26 + 1 + 2 * 5, 1 + 2 * 5]
+    assert check(rows, leaves, 40) == [26 + 1 + 2 * 5, 1 + 2 * 5]  # leaves 0 and 1 are in the first
 
 
 def test_the_next_row_begins_with_the_rest_of_a_cut_tree() -> None:
@@ -102,7 +102,7 @@ def test_a_cut_that_repeats_more_than_it_fills_is_not_made() -> None:
     One leaf would fill 9 and make the next row repeat 20.
     """
     leaves = [29, 29, 60], [0, 20, 0]
-    assert pack(*leaves, 95) == [[2], [0, 1]]
+    assert pack(*leaves, 95) == [[0, 1], [2]]
 
 
 def test_a_trajectory_that_branches_at_every_turn_needs_no_recursion() -> None:
