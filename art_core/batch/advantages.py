@@ -48,6 +48,7 @@ def yardsticks(
     scale: Scale = "none",
     lengths: Sequence[Sequence[int]] = (),
     running: float = 0.0,
+    within: Groups | None = None,
 ) -> list[list[Yardstick]]:
     """One per trajectory, in groups like the rewards.
 
@@ -61,12 +62,16 @@ def yardsticks(
         groups: finite rewards.
         lengths: sampled tokens of each trajectory; needed by "length".
         running: the running baseline before this step; needed by "running".
+        within: for each trajectory the variance of what its calls are worth, in groups like the
+            rewards; None: its calls are all worth its reward. A unit that is a std is no less than
+            the std within trajectories: where they are equal and only their calls differ, the
+            former is 0.
 
     Raises:
         RewardError: "mean" is given a negative reward.
     """
     zeros = _zeros(groups, baseline, lengths, running)
-    units = _units(groups, zeros, scale)
+    units = _units(groups, zeros, scale, within or [[0.0] * len(rewards) for rewards in groups])
     return [
         [Yardstick(zero, unit) for zero in column]
         for column, unit in zip(zeros, units, strict=True)
@@ -153,7 +158,7 @@ def _zeros(
 def std(values: Sequence[float]) -> float:
     """Population standard deviation."""
     middle = mean(values)
-    return math.sqrt(math.fsum((v - middle) * (v - middle) for v in values) / len(values))
+    return math.sqrt(mean([(v - middle) * (v - middle) for v in values]))
 
 
 def sample_std(values: Sequence[float]) -> float:
@@ -177,26 +182,35 @@ def success_rate(rewards: Sequence[float]) -> float:
     return mean(rewards) or 1.0
 
 
-def _units(groups: Groups, zeros: Groups, scale: Scale) -> list[float]:
+def _units(groups: Groups, zeros: Groups, scale: Scale, within: Groups) -> list[float]:
     """One per group."""
     match scale:
         case "none":
             return [1.0] * len(groups)
         case "group":  # the groups' own zero is their mean, so that this is their std
-            return [std(rewards) + EPS if rewards else 1.0 for rewards in groups]
+            stds = [std(rewards) for rewards in groups]
+            return [max(s, _inner_std(w)) + EPS for s, w in zip(stds, within, strict=True)]
         case "group_sample":
-            return [sample_std(rewards) + SAMPLE_EPS if rewards else 1.0 for rewards in groups]
+            stds = [sample_std(rewards) for rewards in groups]
+            return [max(s, _inner_std(w)) + SAMPLE_EPS for s, w in zip(stds, within, strict=True)]
         case "mean":
             return [success_rate(rewards) for rewards in groups]
         case "batch":
-            return [_batch_std(flat(groups))] * len(groups)
+            return [_batch_std(flat(groups), flat(within))] * len(groups)
         case "batch_centred":
             centred = [r - z for r, z in zip(flat(groups), flat(zeros), strict=True)]
-            return [_batch_std(centred)] * len(groups)
+            return [_batch_std(centred, flat(within))] * len(groups)
 
 
-def _batch_std(values: Sequence[float]) -> float:
-    return std(values) + BATCH_EPS if values else 1.0
+def _inner_std(within: Sequence[float]) -> float:
+    return math.sqrt(mean(within))
+
+
+def _batch_std(values: Sequence[float], within: Sequence[float]) -> float:
+    """1 where nothing varies: a running mean may still differ from what all earned."""
+    if are_equal(values) and not any(within):
+        return 1.0
+    return max(std(values), _inner_std(within)) + BATCH_EPS
 
 
 def flat(groups: Groups) -> list[float]:

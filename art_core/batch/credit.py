@@ -30,6 +30,11 @@ class Worth:
     whole: float
     """Of the trajectory, to be compared with the others of its group: the mean of these."""
 
+    @property
+    def variance(self) -> float:
+        """Of the calls about their mean."""
+        return mean([(r - self.whole) * (r - self.whole) for r in self.calls])
+
 
 def earned(own: Sequence[float | None], spread: Spread) -> list[float]:
     """What each call of a trajectory earned beside the trajectory's reward.

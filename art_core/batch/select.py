@@ -190,6 +190,7 @@ def _advantages(
         scale=config.scale_rewards,
         lengths=[[one.length for one in g.candidates] for g in groups],
         running=running,
+        within=[[one.worth.variance for one in g.candidates] for g in groups],
     )
     return [_measured(g, column, config) for g, column in zip(groups, found, strict=True)]
 

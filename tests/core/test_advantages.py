@@ -105,6 +105,12 @@ def test_groups_with_nothing_to_compare_get_zeros(baseline: Baseline, scale: Sca
     assert found == [[], [0.0], [0.0] * 4, [0.0] * 2]
 
 
+def test_a_step_without_spread_is_measured_as_it_is() -> None:
+    """The running mean before it is .5; a std of 0 as the unit would give .5 / 1e-8."""
+    (found,) = advantages([[1.0, 1.0]], baseline="running", scale="batch", running=0.5)
+    assert found == pytest.approx([0.5, 0.475])
+
+
 def test_negative_rewards_have_no_rate_of_success() -> None:
     with pytest.raises(RewardError, match=r'got -1.*scale_rewards="group"'):
         advantages([[1, -1]], scale="mean")

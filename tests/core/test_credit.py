@@ -175,6 +175,18 @@ def test_equal_trajectories_differ_by_their_calls() -> None:
     assert advantages(first, second) == [0.5, -0.5, 0, 0]
 
 
+@pytest.mark.parametrize("scale", ["group", "group_sample", "batch", "batch_centred"])
+def test_equal_trajectories_have_the_std_of_their_calls(scale: str) -> None:
+    """Worth [2, 0] and [0, 2], mean 1: the trajectories' std is 0, their calls' 1. Divided by the
+    former, the advantages would be 1 / eps.
+    """
+    first, second = played(0, "plan", "act"), played(0, "plan", "act")
+    first.add_reward(2, node="plan")
+    second.add_reward(2, node="act")
+    found = advantages(first, second, scale_rewards=scale)
+    assert found == pytest.approx([1, -1, -1, 1], abs=2e-4)
+
+
 def test_a_call_whose_reward_is_not_finite_leaves_its_trajectory_out() -> None:
     odd = Trajectory(reward=0.0, calls=[make_call(reward=float("inf"))])
     selection = chosen(odd, played(1, "act"), played(0, "act"))
