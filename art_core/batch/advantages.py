@@ -98,14 +98,22 @@ def advantages(
 
 
 def mean(rewards: Sequence[float]) -> float:
-    """The mean: of a group, GRPO (arXiv:2402.03300), or of a step, REINFORCE++ (2501.03262)."""
-    return math.fsum(rewards) / len(rewards) if rewards else 0.0
+    """The mean: of a group, GRPO (arXiv:2402.03300), or of a step, REINFORCE++ (2501.03262).
+
+    Of equal numbers it is that number to the bit, or rounding would be an advantage.
+    """
+    return _between(rewards, math.fsum(rewards) / len(rewards)) if rewards else 0.0
+
+
+def _between(numbers: Sequence[float], middle: float) -> float:
+    """`middle` without the rounding that has it beyond all of them."""
+    return min(max(middle, min(numbers)), max(numbers))
 
 
 def means_of_the_others(rewards: Sequence[float]) -> list[float]:
     """For each reward the mean of the others: RLOO (arXiv:2402.14740). One alone: itself."""
     total, others = math.fsum(rewards), len(rewards) - 1
-    return [(total - r) / others if others else r for r in rewards]
+    return [_between(rewards, (total - r) / others) if others else r for r in rewards]
 
 
 def length_weighted_mean(rewards: Sequence[float], lengths: Sequence[int]) -> float:
@@ -113,7 +121,8 @@ def length_weighted_mean(rewards: Sequence[float], lengths: Sequence[int]) -> fl
     total = sum(lengths)
     if not total:
         return mean(rewards)
-    return math.fsum(r * n for r, n in zip(rewards, lengths, strict=True)) / total
+    weighted = math.fsum(r * n for r, n in zip(rewards, lengths, strict=True))
+    return _between(rewards, weighted / total)
 
 
 def running_means(groups: Groups, start: float) -> list[list[float]]:
@@ -230,8 +239,8 @@ def decoupled_advantages(groups: Sequence[Sequence[Sequence[float]]]) -> list[li
     """
     sums = [[math.fsum(of_one) for of_one in zip(*map(_z, parts), strict=True)] for parts in groups]
     everything = flat(sums)
-    if not everything:
-        return sums
+    if are_equal(everything):
+        return [[0.0] * len(column) for column in sums]
     yardstick = Yardstick(mean(everything), std(everything) + BATCH_EPS)
     return [[yardstick.measure(value) for value in column] for column in sums]
 

@@ -338,6 +338,30 @@ def test_a_step_without_any_advantage_is_skipped_whole() -> None:
         assert reasons(selection) == [(0, why, 2), (1, why, 3)]
 
 
+def test_rounding_is_no_advantage() -> None:
+    """Three times .1 is not .3 in floats, nor are z-scores of opposite parts opposite to the bit.
+    An update on such a rest would be as large as any: Adam divides by the gradient's size.
+    """
+    steps = [
+        chosen(group(0.1, 0.1, 0.1), baseline="batch", scale_rewards="batch"),
+        *(
+            chosen(group(0.1, 0.1, 0.1), equal_groups="keep", baseline=baseline)
+            for baseline in ("group", "leave_one_out", "length")
+        ),
+        chosen(
+            TrajectoryGroup(
+                [played(0, metrics={"a": a, "b": b}) for a, b in ((1, 0), (0, 1), (0, 1))]
+            ),
+            reward_parts=("a", "b"),
+        ),
+    ]
+    for selection in steps:
+        assert selection.samples == []
+        assert reasons(selection) == [
+            (0, "all advantages of the step are 0: nothing to learn from", 3)
+        ]
+
+
 def test_equal_groups_may_be_kept() -> None:
     """Their tokens count in the means then; alone they are trained only where a KL or the entropy
     acts on them.
