@@ -20,7 +20,9 @@ def minibatches(
 ) -> list[list[Sample]]:
     """Deal whole trajectories to `config.minibatches` parts, as even as can be by their number.
 
-    There are never more parts than trajectories. The weights of a part sum to 1 over its entries,
+    There are never more parts than trajectories. A part without any advantage is left out, unless
+    something else acts on its tokens or no part has one: its update would have no gradient, and
+    drift on the momentum of those before it. The weights of a part sum to 1 over its entries,
     but for the aggregation "constant".
 
     Args:
@@ -31,7 +33,10 @@ def minibatches(
     if count > 1:
         np.random.default_rng(key).shuffle(trajectories)
     dealt = [set(part.tolist()) for part in np.array_split(trajectories, count)]
-    return [_weighted([s for s in samples if s.trajectory in part], config) for part in dealt]
+    parts = [[s for s in samples if s.trajectory in part] for part in dealt]
+    if not (config.kl_penalty_coef or config.entropy_coef or config.entropy_target):
+        parts = [part for part in parts if any(s.advantage for s in part)] or parts
+    return [_weighted(part, config) for part in parts]
 
 
 def _weighted(samples: Sequence[Sample], config: TrainConfig) -> list[Sample]:

@@ -1,9 +1,11 @@
 """How a step's trajectories are dealt to its optimizer steps."""
 
 import math
+from typing import Any
 
 import pytest
 
+from art_core.batch.forest import Sample
 from art_core.batch.minibatches import minibatches
 from art_core.config import TrainConfig
 from tests.core.samples import make_sample, random_calls
@@ -46,6 +48,21 @@ def test_the_weights_of_each_part_sum_to_one(count: int, aggregation: str) -> No
     config = TrainConfig(minibatches=count, aggregation=aggregation)
     for part in minibatches(random_calls(1), config, key=(0, 0)):
         assert math.fsum(s.weight * len(s.sampled_ids) for s in part) == pytest.approx(1)
+
+
+def test_a_part_without_an_advantage_is_no_update() -> None:
+    """Rewards 1, .5, .5 and 0. Adam would move the weights by its momentum alone, twice."""
+    samples = [
+        make_sample([1], [2], advantage=advantage, call=i, trajectory=i)
+        for i, advantage in enumerate([0.5, 0.0, 0.0, -0.5])
+    ]
+
+    def parts(samples: list[Sample], **config: Any) -> int:
+        return len(minibatches(samples, TrainConfig(minibatches=4, **config), key=(0, 0)))
+
+    assert parts(samples) == 2
+    assert parts(samples, entropy_coef=0.1) == parts(samples, kl_penalty_coef=0.1) == 4
+    assert parts(samples[1:3]) == 2, "something is left for who asks for no more"
 
 
 def test_nothing_else_of_a_sample_changes() -> None:
