@@ -211,6 +211,12 @@ def _advantages(c: TrainConfig) -> None:
             'equal_groups="keep" with zero_advantages="leave_out"',
             'All that is kept would be left out: set zero_advantages="count".',
         )
+    if c.overlong_limit is not None and c.scale_rewards == "mean":
+        _refuse(
+            'overlong_limit with scale_rewards="mean"',
+            "A penalty makes rewards negative, which have no rate of success: set "
+            'scale_rewards="group", or leave overlong_limit out.',
+        )
     if c.overlong_limit is not None and c.overlong_buffer > c.overlong_limit:
         _refuse(
             f"overlong_buffer={c.overlong_buffer} with overlong_limit={c.overlong_limit}",
@@ -228,6 +234,11 @@ def _parts(c: TrainConfig) -> None:
         _refuse(
             f'reward_parts with scale_rewards="{c.scale_rewards}"',
             'The parts are divided by their own std: set scale_rewards="none".',
+        )
+    if c.reward_parts and c.call_rewards != "own":
+        _refuse(
+            f'reward_parts with call_rewards="{c.call_rewards}"',
+            "A trajectory's parts alone are compared: leave one of the two out.",
         )
     if c.reward_parts and c.overlong_limit is not None:
         _refuse("reward_parts with overlong_limit", "Make the length a part of the reward.")

@@ -73,12 +73,14 @@ def test_an_unknown_name_lists_those_there_are() -> None:
         ({"call_baseline": "visit", "scale_rewards": "batch"}, 'scale_rewards="none" or "group"'),
         ({"call_baseline": "visit", "baseline": "length"}, 'Set baseline="group"'),
         ({"overlong_limit": 100}, "make it smaller"),
+        ({"overlong_limit": 9999, "scale_rewards": "mean"}, "leave overlong_limit out"),
         (
             {"equal_groups": "keep", "zero_advantages": "leave_out"},
             'set zero_advantages="count"',
         ),
         ({"reward_parts": ("a",), "scale_rewards": "group"}, 'set scale_rewards="none"'),
         ({"reward_parts": ("a",), "baseline": "leave_one_out"}, "leave both at their defaults"),
+        ({"reward_parts": ("a",), "call_rewards": "to_go"}, "leave one of the two out"),
         ({"reward_parts": ("a",), "overlong_limit": 9999}, "a part of the reward"),
         ({"mismatch": "truncate"}, 'set old_logprobs="recomputed"'),
         (
