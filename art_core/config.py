@@ -162,9 +162,9 @@ class TrainConfig(_Config):
     max_tokens_per_row: int = Field(4096, ge=16)
     """Positions computed at once; bounds the memory of a step."""
     too_long: Literal["error", "drop", "cut"] = "error"
-    """What becomes of a call with more positions than a row may have: the step is refused; it is
-    left out; or its sample is cut to what fits, and left out where nothing of it would be left.
-    Both are counted ("misfit/too long", "misfit/cut")."""
+    """What becomes of a call with more positions than a row may have, or than the model can read:
+    the step is refused; it is left out; or its sample is cut to what fits, and left out where
+    nothing of it would be left. Both are counted ("misfit/too long", "misfit/cut")."""
     max_nonfinite_steps: int = Field(3, ge=1)
     """A step whose gradient is NaN or infinite is skipped; so many in a row are an error."""
 

@@ -162,6 +162,7 @@ class LocalBackend:
                 step=run.step,
                 config=config,
                 vocab_size=run.serving.model.vocab_size,
+                context_length=run.serving.model.context_length,
                 running=run.trainer.running,
             )
             reference = await asyncio.to_thread(_reference, run.run, config)

@@ -56,6 +56,7 @@ def candidate(
     step: int,
     config: TrainConfig,
     vocab_size: int | None = None,
+    context_length: int | None = None,
 ) -> Candidate:
     """Check a trajectory.
 
@@ -74,7 +75,7 @@ def candidate(
         limit, buffer = config.overlong_limit, config.overlong_buffer
         reward += overlong_penalty(length, limit=limit, buffer=buffer)
     whole = [c for c in calls if not (config.mask_truncated and c.finish_reason == "length")]
-    fitted = fit(whole, config, vocab_size=vocab_size, where=where)
+    fitted = fit(whole, config, vocab_size=vocab_size, context_length=context_length, where=where)
     kept = fitted.calls
     for call in kept:
         _check_age(call, step, config.max_staleness, where)

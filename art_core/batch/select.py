@@ -63,6 +63,7 @@ def select(
     config: TrainConfig,
     running: float = 0.0,
     vocab_size: int | None = None,
+    context_length: int | None = None,
 ) -> Selection:
     """Choose the calls of `model` and give each its advantage.
 
@@ -73,18 +74,27 @@ def select(
     Args:
         running: the running baseline before this step; see `TrainConfig.baseline`.
         vocab_size: ids that the model knows; None: they are not looked at.
+        context_length: positions that the model can read; None: as many as a row has.
 
     Raises:
         RewardError: a reward is missing or no number.
         WrongModel: the calls of a trajectory are another model's.
         StaleCall: a call is older than `config.max_staleness` steps, or of a step to come.
-        GroupError: a call has more tokens than a row may have, and `config.too_long` is "error".
+        GroupError: a call has more tokens than a row may have or the model can read, and
+            `config.too_long` is "error".
         NoTrainableTokens: a completed trajectory has no call whose ids are known.
             (All but the first are reasons to leave out where `config.unfit` says so.)
     """
     skipped: list[Skipped] = []
     compared: list[_Group] = []
-    check = partial(candidate, model=model, step=step, config=config, vocab_size=vocab_size)
+    check = partial(
+        candidate,
+        model=model,
+        step=step,
+        config=config,
+        vocab_size=vocab_size,
+        context_length=context_length,
+    )
     for index, group in enumerate(groups):
         found = _Group(index, list(_candidates(group, index, check, config, skipped)))
         why = _why_not(found.candidates, len(group.exceptions), config)

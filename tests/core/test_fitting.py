@@ -26,7 +26,12 @@ def sized(prompt: int, sampled: int, **fields: Any) -> ModelCall:
     )
 
 
-def chosen(*calls: ModelCall, vocab_size: int | None = None, **config: Any) -> Selection:
+def chosen(
+    *calls: ModelCall,
+    vocab_size: int | None = None,
+    context_length: int | None = None,
+    **config: Any,
+) -> Selection:
     """The selection of a group: one trajectory of `calls`, one of a small call."""
     group = TrajectoryGroup(
         [Trajectory(calls=list(calls), reward=1.0), Trajectory(calls=[make_call()], reward=0.0)]
@@ -35,8 +40,9 @@ def chosen(*calls: ModelCall, vocab_size: int | None = None, **config: Any) -> S
         [group],
         model="agent",
         step=2,
-        config=TrainConfig(max_tokens_per_row=ROW, **config),
+        config=TrainConfig(**{"max_tokens_per_row": ROW, **config}),
         vocab_size=vocab_size,
+        context_length=context_length,
     )
 
 
@@ -90,6 +96,18 @@ def test_cut_drops_a_call_of_which_nothing_would_be_trained(prompt: int, sampled
     selection = chosen(sized(prompt, sampled), too_long="cut")
     assert dict(selection.misfits) == {"too long": 1}
     assert reasons(selection) == ["trajectory 0: no call of it fits the model: 1 too long"]
+
+
+def test_a_call_longer_than_the_models_context_is_as_one_longer_than_a_row() -> None:
+    """Rows are long so that many calls share one; 17 positions are more than the model's 16."""
+    limits = {"max_tokens_per_row": 1000, "context_length": 16}
+    with pytest.raises(GroupError, match=r"too long for the model: got 17, .* 16 tokens, its con"):
+        chosen(sized(14, 4), **limits)
+    dropped = chosen(sized(14, 4), sized(13, 4), too_long="drop", **limits)
+    assert [len(s.prompt_ids) for s in dropped.samples] == [13, 4]
+    assert dict(dropped.misfits) == {"too long": 1}
+    cut = chosen(sized(14, 4), too_long="cut", **limits)
+    assert cut.samples[0].sampled_ids.tolist() == [100, 101, 102]
 
 
 def test_the_captured_call_stays_whole() -> None:
