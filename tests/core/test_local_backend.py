@@ -619,7 +619,7 @@ async def test_bad_tokens_are_counted_and_the_rest_trains_as_if_alone(
     ]
     async with registered(tiny_llama, tmp_path) as model:
         with pytest.raises(
-            GroupError, match=r"trajectory 0 of group 0, .* too long for a row: got"
+            GroupError, match=r"trajectory 0 of group 0, .* too long for the model: got"
         ):
             await model.train(groups, CONFIG)
         result = await model.train(groups, CONFIG.model_copy(update={"too_long": "drop"}))
