@@ -24,7 +24,7 @@ def check_gradient(gradients: Mapping[str, Tensor], *, loss: float, norm: float)
     if not (math.isfinite(loss) and math.isfinite(norm)):
         raise NonFiniteStep(
             "loss or gradient is not finite",
-            tensor=first_bad(gradients) or "loss",
+            tensor=first_bad(gradients) or _largest(gradients, loss),
             got={"loss": loss, "grad_norm": norm},
             fix="The adapter is unchanged. Lower the learning rate, or look for wild rewards.",
         )
@@ -46,6 +46,16 @@ def check_weights(weights: Mapping[str, Tensor], *, learning_rate: float) -> Non
             got={"learning_rate": learning_rate},
             fix="The adapter is unchanged. Lower the learning rate.",
         )
+
+
+def _largest(gradients: Mapping[str, Tensor], loss: float) -> str:
+    """What is to blame where every gradient is finite: the loss, or the largest of them.
+
+    The sum of the squares of numbers above 1e19 is infinite in float32.
+    """
+    if not (gradients and math.isfinite(loss)):
+        return "loss"
+    return max(gradients, key=lambda name: float(gradients[name].abs().max()))
 
 
 def first_bad(tensors: Mapping[str, Tensor]) -> str | None:
