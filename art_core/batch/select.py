@@ -128,7 +128,7 @@ def select(
     if config.zero_advantages == "leave_out":
         samples = [sample for sample in samples if sample.advantage != 0.0]
     everyone = sum(len(group) for group in groups)
-    share = trajectories / everyone if everyone else 0.0
+    share = len({sample.trajectory for sample in samples}) / everyone if everyone else 0.0
     skipped.sort(key=lambda skip: skip.group)
     misfits = Counter[Misfit]()
     for found in compared:

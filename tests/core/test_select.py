@@ -381,6 +381,8 @@ def test_calls_without_an_advantage_may_be_left_out() -> None:
         for setting in ("count", "leave_out")
     }
     assert found == {"count": [0.5, 0, -0.5], "leave_out": [0.5, -0.5]}
+    assert chosen(group(1, 0.5, 0)).share == 1.0
+    assert chosen(group(1, 0.5, 0), zero_advantages="leave_out").share == 2 / 3
 
 
 def test_the_running_baseline_goes_on_from_step_to_step() -> None:
