@@ -14,7 +14,7 @@ from art_core.completeness import Completeness
 from art_core.metrics import MetricsLog, plain_value
 from art_core.rundir import RunDir
 from art_core.trajectories import Trajectory, TrajectoryGroup
-from art_core.trajectory_files import write_trajectories
+from art_core.trajectory_files import reward_of, write_trajectories
 
 
 def log_step(
@@ -84,7 +84,8 @@ def _captured(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _rewards(trajectories: Iterable[Trajectory]) -> list[float]:
-    return [float(t.reward) for t in trajectories if t.reward is not None]
+    numbers = (reward_of(t) for t in trajectories)
+    return [number for number in numbers if number is not None]
 
 
 def _mean_metrics(owners: Iterable[Trajectory | TrajectoryGroup]) -> dict[str, float]:

@@ -23,7 +23,7 @@ from art_core.errors import ARTError, ConfigError, RolloutFailure, RunFolderErro
 from art_core.files import replace_file
 from art_core.metrics import spell
 from art_core.rundir import RunDir
-from art_core.trajectories import History, Trajectory, TrajectoryGroup
+from art_core.trajectories import History, Trajectory, TrajectoryGroup, number_of
 from art_core.types import Choice, Message
 
 Row: TypeAlias = dict[str, Any]
@@ -52,6 +52,14 @@ _TOKENS = ("prompt_ids", "sampled_ids", "logprobs")
 def trajectory_path(run: RunDir, split: str, step: int) -> Path:
     """The file of a split's step."""
     return run.trajectories(split) / f"{step:04d}.parquet"
+
+
+def reward_of(trajectory: Trajectory) -> float | None:
+    """The reward as a float, infinite beyond what one can hold; None: it is not set."""
+    if trajectory.reward is None:
+        return None
+    number = number_of(trajectory.reward)
+    return float(trajectory.reward) if number is None else number
 
 
 def write_trajectories(
@@ -148,7 +156,7 @@ def _rows(groups: Sequence[TrajectoryGroup]) -> Iterator[Row]:
 def _trajectory_rows(trajectory: Trajectory) -> Iterator[Row]:
     """A row a call, and one for a trajectory without calls."""
     every: Row = {
-        "reward": None if trajectory.reward is None else float(trajectory.reward),
+        "reward": reward_of(trajectory),
         "ended": trajectory.ended,
         "rollout_id": trajectory.rollout_id,
         "start_time": trajectory.start_time,

@@ -227,6 +227,18 @@ def test_odd_rewards_and_metrics_are_summed_up_all_the_same() -> None:
     assert "said" not in figures
 
 
+def test_a_reward_beyond_a_float_is_logged_as_infinite(tmp_path: Path) -> None:
+    """It leaves its trajectory out of a step, and must not stop the step that it is logged with."""
+    run = RunDir.at(tmp_path, "p", "m")
+    huge = Trajectory()
+    huge.reward = 10**400
+    groups = [TrajectoryGroup([huge, Trajectory(reward=1.0)])]
+    assert summarize(groups)["reward"] == math.inf
+    log_step(run, "train", 1, groups)
+    (group,) = read_trajectories(trajectory_path(run, "train", 1))
+    assert [t.reward for t in group] == [math.inf, 1.0]
+
+
 def test_a_logged_step_is_a_line_and_a_file(tmp_path: Path) -> None:
     run = RunDir.at(tmp_path, "p", "m")
     groups = [TrajectoryGroup([Trajectory(reward=1.0), failure()])]
