@@ -147,7 +147,7 @@ def check_together(config: TrainConfig) -> None:
     Raises:
         ConfigError: says which, and what to set instead.
     """
-    for rule in (_loss, _advantages, _parts, _sampler, _reference):
+    for rule in (_loss, _idle, _advantages, _parts, _sampler, _reference):
         rule(config)
 
 
@@ -183,6 +183,25 @@ def _loss(c: TrainConfig) -> None:
             "It can't tell that the policy has moved after the first: set minibatches=1, or "
             'loss_fn="cispo".',
         )
+
+
+def _idle(c: TrainConfig) -> None:
+    """Refuse what is set and has no effect."""
+    mismatch = (c.mismatch != "none", 'mismatch="truncate" or "mask"')
+    needs = {
+        "sapo_tau": (c.loss_fn == "sapo", 'loss_fn="sapo"'),
+        "vespo_shape": (c.loss_fn == "vespo", 'loss_fn="vespo"'),
+        "dppo_tau": (c.loss_fn == "dppo", 'loss_fn="dppo"'),
+        "overlong_buffer": (c.overlong_limit is not None, "overlong_limit"),
+        "mismatch_level": mismatch,
+        "mismatch_low": mismatch,
+        "mismatch_high": mismatch,
+        "entropy_step": (c.entropy_target is not None, "entropy_target"),
+    }
+    for name, (acts, needed) in needs.items():
+        value = getattr(c, name)
+        if not acts and value != type(c).model_fields[name].default:
+            _refuse(f"{name}={value!r} alone", f"It has no effect: set {needed}, or leave it out.")
 
 
 def _advantages(c: TrainConfig) -> None:

@@ -7,13 +7,16 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from art_core import algorithms
 from art_core.algorithms import Aggregation, Baseline, Loss, Scale, Spread
 from art_core.errors import ConfigError
+
+_Decay: TypeAlias = Annotated[float, Field(ge=0.0, lt=1.0)]
+_Steepness: TypeAlias = Annotated[float, Field(gt=0.0)]
 
 
 class _Config(BaseModel):
@@ -98,7 +101,7 @@ class TrainConfig(_Config):
     """Largest ratio that counts where the advantage is negative ("ppo"; the two-sided clip)."""
     kimi_k2_tau: float | None = Field(None, gt=0.0)
     """Takes this times the log-ratio off each token's advantage (Kimi K2)."""
-    sapo_tau: tuple[float, float] = (1.0, 1.05)
+    sapo_tau: tuple[_Steepness, _Steepness] = (1.0, 1.05)
     """"sapo": steepness of the gate for positive and for other advantages."""
     vespo_shape: tuple[tuple[float, float], tuple[float, float]] = ((2.0, 3.0), (3.0, 2.0))
     """"vespo": (power, fall) for positive and for other advantages."""
@@ -155,7 +158,7 @@ class TrainConfig(_Config):
     # The update
 
     max_grad_norm: float = Field(1.0, gt=0.0)
-    adam_betas: tuple[float, float] = (0.9, 0.99)
+    adam_betas: tuple[_Decay, _Decay] = (0.9, 0.99)
     weight_decay: float = Field(0.0, ge=0.0)
     minibatches: int = Field(1, ge=1)
     """Optimizer steps a train call makes over its groups."""
@@ -220,7 +223,7 @@ class TrainSFTConfig(_Config):
     """What becomes of a trajectory that has a longer one: it is left out and counted, or its answer
     is cut there, without a token that ends it."""
     max_grad_norm: float = Field(1.0, gt=0.0)
-    adam_betas: tuple[float, float] = (0.9, 0.99)
+    adam_betas: tuple[_Decay, _Decay] = (0.9, 0.99)
     weight_decay: float = Field(0.0, ge=0.0)
     max_tokens_per_row: int = Field(4096, ge=16)
     """Positions computed at once, unless one answer alone needs more."""

@@ -82,6 +82,13 @@ def test_an_unknown_name_lists_those_there_are() -> None:
         ({"reward_parts": ("a",), "baseline": "leave_one_out"}, "leave both at their defaults"),
         ({"reward_parts": ("a",), "call_rewards": "to_go"}, "leave one of the two out"),
         ({"reward_parts": ("a",), "overlong_limit": 9999}, "a part of the reward"),
+        ({"sapo_tau": (1.0, 2.0)}, 'no effect: set loss_fn="sapo"'),
+        ({"loss_fn": "sapo", "vespo_shape": ((1.0, 1.0), (1.0, 1.0))}, 'set loss_fn="vespo"'),
+        ({"dppo_tau": 0.0}, 'set loss_fn="dppo"'),
+        ({"overlong_buffer": 10}, "set overlong_limit, or leave it out"),
+        ({"old_logprobs": "recomputed", "mismatch_high": 5.0}, 'set mismatch="truncate" or "mask"'),
+        ({"mismatch_level": "sequence"}, 'set mismatch="truncate" or "mask"'),
+        ({"entropy_coef": 0.1, "entropy_step": 0.1}, "set entropy_target"),
         ({"mismatch": "truncate"}, 'set old_logprobs="recomputed"'),
         (
             {"old_logprobs": "recomputed", "mismatch": "truncate", "mismatch_low": 0.5},
@@ -124,6 +131,22 @@ def test_arts_names_that_are_kept() -> None:
     config = TrainConfig.model_validate({"scale_rewards": True, "loss_fn": "cispo"})
     assert config.scale_rewards == "group"
     assert TrainConfig.model_validate({"scale_rewards": False}).scale_rewards == "none"
+
+
+@pytest.mark.parametrize("settings", [{}, {"loss_fn": "sapo", "sapo_tau": (2.0, 3.0)}], ids=str)
+def test_settings_can_be_written_and_read(settings: dict[str, Any]) -> None:
+    config = TrainConfig(**settings)
+    assert TrainConfig.model_validate(config.model_dump(mode="json")) == config
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"adam_betas": (0.9, 1.0)}, {"adam_betas": (-0.1, 0.9)}, {"sapo_tau": (0.0, 1.0)}],
+    ids=str,
+)
+def test_what_would_divide_by_zero_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=next(iter(settings))):
+        TrainConfig(**settings)
 
 
 def test_what_is_misspelled_is_refused() -> None:
