@@ -23,11 +23,11 @@ class Recipe:
     graph: str = "agent"
     """"agent": LangChain's `create_agent`; "stategraph": the same by hand."""
 
-    groups: int = 6
+    groups: int = 9
     """Customers a step."""
-    group_size: int = 8
+    group_size: int = 5
     """Rollouts of each customer."""
-    max_steps: int = 17
+    max_steps: int = 20
     customers: int = 180
     """Customers to train on, taken in turn."""
     held_out: int = 36

@@ -1,0 +1,379 @@
+"""A registered model whose steps are made here: its adapter in the module, its trainer, its folder.
+
+In: groups or conversations to learn from. Out: a step learned, saved, and only then served; and
+what was played, kept. The order of a step is its safety: hold calls, train, save the checkpoint,
+serve it; a fault on the way leaves the last whole step in the module, on disk and behind the
+endpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from art_core import checkpoints
+from art_core.backend import Skipped, TrainResult
+from art_core.batch.rendered import render_missing_prompts
+from art_core.batch.select import Selection, select
+from art_core.batch.supervised import Written, written_samples
+from art_core.bookmarks import Bookmark, read_bookmarks, write_bookmarks
+from art_core.config import TrainConfig, TrainSFTConfig
+from art_core.drift import drifts
+from art_core.engine.base import AdapterRef, Tokenizer
+from art_core.errors import NonFiniteStep, TrainingError
+from art_core.join import join_records
+from art_core.local.served_base import ServedBase
+from art_core.model import TrainableModel
+from art_core.nn.lora import LoraModel
+from art_core.progress import progress
+from art_core.rundir import RunDir
+from art_core.runlog import log_step, summarize
+from art_core.training.sft import supervised_loss, train_supervised
+from art_core.training.trainer import OnProgress, Trainer
+from art_core.trajectories import Trajectory, TrajectoryGroup
+from art_core.trajectory_files import write_trajectories
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass
+class LiveRun:
+    """Made by `load`. One train call at a time: the caller holds `training`."""
+
+    model: TrainableModel
+    folder: RunDir
+    base: ServedBase
+    trainer: Trainer
+    adapter: str
+    """Name of its live adapter in the module."""
+    step: int
+    bookmarks: dict[str, dict[str, Any]]
+    """As that step has them, or the next one will."""
+    show_progress: bool
+    training: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by the train call under way."""
+    _bookmark: Bookmark | None = None
+    """Of the train call under way."""
+    _stop: threading.Event = field(default_factory=threading.Event)
+    """Asks the step under way to end before its end."""
+    _nonfinite: int = 0
+    """Steps in a row that were left out because they were not finite."""
+
+    @classmethod
+    async def load(
+        cls,
+        model: TrainableModel,
+        folder: RunDir,
+        base: ServedBase,
+        *,
+        adapter: str,
+        show_progress: bool,
+    ) -> Self:
+        """The latest whole checkpoint in the module, and all of them behind the endpoint; step 0
+        if there is none.
+
+        Raises:
+            CheckpointError: the latest one does not fit `art_config.lora`.
+        """
+        settings = model.art_config
+        found = await asyncio.to_thread(checkpoints.latest, folder)
+        places = await asyncio.to_thread(read_bookmarks, found.path) if found else {}
+
+        def load(module: LoraModel) -> tuple[Trainer, int]:
+            module.create_adapter(adapter, settings.lora, seed=settings.seed)
+            try:
+                trainer = Trainer(module, adapter, seed=settings.seed)
+                step = 0
+                if found is None:
+                    checkpoints.save(folder, 0, trainer.save)
+                else:
+                    trainer.load(found.path)
+                    step = found.step
+            except BaseException:
+                module.drop_adapter(adapter)
+                raise
+            base.engine.adopt(AdapterRef(model.name, step), adapter)
+            return trainer, step
+
+        trainer, step = await base.engine.exclusive(load)
+        run = cls(model, folder, base, trainer, adapter, step, places, show_progress)
+        for saved in checkpoints.steps(folder):
+            if saved <= step:
+                await run._serve(saved)
+        return run
+
+    # What a backend is asked for
+
+    async def train(
+        self, groups: Sequence[TrajectoryGroup], config: TrainConfig, bookmark: Bookmark | None
+    ) -> TrainResult:
+        """As `Backend.train`."""
+        await self.join([trajectory for group in groups for trajectory in group])
+        selection = select(
+            groups,
+            model=self.model.name,
+            step=self.step,
+            config=config,
+            vocab_size=self.base.model.vocab_size,
+            context_length=self.base.model.context_length,
+            running=self.trainer.running,
+        )
+        reference = await asyncio.to_thread(_reference, self.folder, config)
+        self._stop, self._bookmark = threading.Event(), bookmark
+        step = asyncio.create_task(self._step(groups, selection, config, reference))
+        return await _to_its_end(step, self._stop)
+
+    async def train_sft(
+        self,
+        trajectories: Sequence[Trajectory],
+        config: TrainSFTConfig,
+        bookmark: Bookmark | None,
+    ) -> TrainResult:
+        """As `Backend.train_sft`."""
+        written = await self._written(trajectories, config)
+        self._stop, self._bookmark = threading.Event(), bookmark
+        step = asyncio.create_task(self._step_sft(written, config))
+        return await _to_its_end(step, self._stop)
+
+    async def sft_loss(self, trajectories: Sequence[Trajectory], config: TrainSFTConfig) -> float:
+        """As `Backend.sft_loss`."""
+        written = await self._written(trajectories, config)
+        return await self.base.engine.exclusive(
+            lambda module: supervised_loss(module, self.adapter, written.samples, config)
+        )
+
+    async def join(self, trajectories: Sequence[Trajectory]) -> None:
+        """As `Backend.join`; prompts that a server sent no ids of are rendered."""
+        await asyncio.to_thread(join_records, trajectories, self.base.service.records)
+        await asyncio.to_thread(
+            render_missing_prompts, trajectories, self.base.engine.tokenizer, model=self.model.name
+        )
+
+    async def forget(self, step: int) -> None:
+        """Serve that step no more."""
+        self.base.service.models.retire(self.model.name, step)
+        await self.base.engine.unload_adapter(AdapterRef(self.model.name, step))
+
+    def mark(self, bookmark: Bookmark | None) -> None:
+        """Keep a place with the next step."""
+        self.bookmarks = _marked(self.bookmarks, bookmark)
+
+    def stop(self) -> None:
+        """Ask the step under way to end before its end."""
+        self._stop.set()
+
+    # A step
+
+    async def _step(
+        self,
+        groups: Sequence[TrajectoryGroup],
+        selection: Selection,
+        config: TrainConfig,
+        reference: Path | None,
+    ) -> TrainResult:
+        """Keep what was played, learn from it, keep the figures."""
+        played = self.step
+        means = summarize(groups) if groups else {}
+        counted = await asyncio.to_thread(_drift, groups, self.base.engine.tokenizer)
+        counted |= {f"misfit/{cause}": number for cause, number in selection.misfits.items()}
+        if groups:
+            await asyncio.to_thread(write_trajectories, self.folder, "train", played, groups)
+        result = TrainResult(played, trained=False, skipped=tuple(selection.skipped))
+        if selection.samples:
+            result = await self._learn_or_skip(selection, config, reference)
+        for skip in result.skipped:
+            _log.info("group %d is not trained: %s", skip.group, skip.reason)
+        result = replace(result, metrics=counted | result.metrics)
+        figures = {
+            **means,
+            **result.metrics,
+            "trained": result.trained,
+            "skipped": len(result.skipped),
+            **({"reason": result.reason} if result.reason else {}),
+        }
+        await asyncio.to_thread(log_step, self.folder, "train", played, (), figures)
+        self.mark(self._bookmark)  # also where nothing was learned
+        return result
+
+    async def _learn_or_skip(
+        self, selection: Selection, config: TrainConfig, reference: Path | None
+    ) -> TrainResult:
+        """A step that was not finite is left out, unless too many in a row were."""
+        try:
+            result = await self._learn_groups(selection, config, reference)
+        except NonFiniteStep as error:
+            self._nonfinite += 1
+            if self._nonfinite >= config.max_nonfinite_steps:
+                raise TrainingError(
+                    f"{self._nonfinite} steps in a row were not finite; the last: {error}",
+                    fix=f"Step {self.step} goes on serving.",
+                ) from error
+            _log.warning("the step is left out, first at %s: %s", error.tensor, error)
+            return TrainResult(
+                self.step,
+                trained=False,
+                metrics={"nonfinite_steps": self._nonfinite},
+                skipped=tuple(selection.skipped),
+                reason=f"{error.tensor}: {error}",
+            )
+        self._nonfinite = 0
+        return result
+
+    async def _learn_groups(
+        self, selection: Selection, config: TrainConfig, reference: Path | None
+    ) -> TrainResult:
+        rate = config.learning_rate * selection.share**config.trained_share_power
+        config = config.model_copy(update={"learning_rate": rate})
+
+        def train(tell: OnProgress) -> dict[str, float]:
+            metrics = self.trainer.step(
+                selection.samples, config, reference=reference, on_progress=tell
+            )
+            self.trainer.running = selection.running
+            return {**metrics, "groups_trained": selection.groups, "learning_rate": rate}
+
+        return await self._learn(train, skipped=tuple(selection.skipped))
+
+    async def _step_sft(self, written: Written, config: TrainSFTConfig) -> TrainResult:
+        """Learn from what was written, keep the figures."""
+        before = self.step
+        batches = written.batches(config.rows_per_step)
+        for row, why in written.left_out.items():
+            _log.info("trajectory %d is not trained: %s", row, why)
+        for text, number in written.warnings.items():
+            _log.warning("ignored: %s (%d times)", text, number)
+
+        def train(tell: OnProgress) -> dict[str, float]:
+            metrics = train_supervised(self.trainer, batches, config, on_progress=tell)
+            return {**metrics, **written.figures}
+
+        skipped = tuple(Skipped(row, why, 1) for row, why in written.left_out.items())
+        result = await self._learn(train, skipped=skipped)
+        await asyncio.to_thread(log_step, self.folder, "sft", before, (), result.metrics)
+        return result
+
+    async def _written(self, trajectories: Sequence[Trajectory], config: TrainSFTConfig) -> Written:
+        """The answers of `trajectories` as samples."""
+        if any(trajectory.calls for trajectory in trajectories):
+            await self.join(trajectories)
+        longest = self.base.engine.context_length
+        return await asyncio.to_thread(
+            written_samples,
+            trajectories,
+            self.base.engine.tokenizer,
+            model=self.model.name,
+            max_length=min(config.max_length or longest, longest),
+            too_long=config.too_long,
+        )
+
+    async def _learn(
+        self,
+        train: Callable[[OnProgress], dict[str, float]],
+        *,
+        skipped: tuple[Skipped, ...],
+    ) -> TrainResult:
+        """Train, save, serve.
+
+        Args:
+            train: runs on the engine's owner thread; what it changes is undone if it raises.
+        """
+        step = self.step + 1
+        begun = time.perf_counter()
+        stop = self._stop
+        places = _marked(self.bookmarks, self._bookmark)
+
+        def save(folder: Path) -> None:
+            self.trainer.save(folder)
+            write_bookmarks(folder, places)
+
+        def learn(module: LoraModel) -> tuple[dict[str, float], Path]:
+            with (
+                self.trainer.undone_on_error(),
+                progress("train", shown=self.show_progress) as bar,
+            ):
+
+                def tell(done: int, total: int) -> None:
+                    if stop.is_set():
+                        raise TrainingError(
+                            "the step was stopped before its end",
+                            fix="Nothing has changed; the same groups can be trained again.",
+                        )
+                    bar.show(done, total, "positions")
+
+                metrics = train(tell)
+                path = checkpoints.save(self.folder, step, save)
+            self.base.engine.adopt(AdapterRef(self.model.name, step), self.adapter)
+            self.step, self.bookmarks = step, places
+            return metrics, path
+
+        self.base.service.gate.hold()
+        try:
+            metrics, path = await self.base.engine.exclusive(learn)
+            await self._serve(step)
+        finally:
+            self.base.service.gate.release()
+        return TrainResult(
+            step=step,
+            trained=True,
+            metrics={**metrics, "step_seconds": time.perf_counter() - begun},
+            skipped=skipped,
+            checkpoint_path=str(path),
+        )
+
+    async def _serve(self, step: int) -> None:
+        """Make a saved step answer; the latest one answers from the module itself."""
+        settings = self.model.art_config
+        await self.base.engine.load_adapter(
+            AdapterRef(self.model.name, step),
+            self.folder.checkpoints / checkpoints.folder_name(step),
+        )
+        self.base.service.models.publish(
+            self.model.name, step, seed=settings.seed, sampling=settings.sampling
+        )
+
+
+def _drift(groups: Sequence[TrajectoryGroup], tokenizer: Tokenizer) -> dict[str, float]:
+    """Calls that drifted, in all and by cause; of each cause the first is shown."""
+    found = [d for group in groups for t in group for d in drifts(t.calls, tokenizer.decode)]
+    causes = Counter(drift.cause for drift in found)
+    for cause, number in causes.items():
+        first = next(drift for drift in found if drift.cause == cause)
+        _log.warning("%d calls drifted from the history they appended to: %s", number, first)
+    return {"drift": len(found), **{f"drift/{cause}": n for cause, n in causes.items()}}
+
+
+async def _to_its_end(task: asyncio.Task[T], stop: threading.Event) -> T:
+    """Await `task`. A cancellation asks it to stop, and is raised when it has ended."""
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        stop.set()
+        await asyncio.wait({task})
+        if not task.cancelled() and task.exception() is not None:
+            _log.info("a cancelled step ended: %s", task.exception())
+        raise
+
+
+def _reference(run: RunDir, config: TrainConfig) -> Path | None:
+    """Folder of the policy that the KL holds to; None: the base model, or there is no KL."""
+    if not config.kl_penalty_coef:
+        return None
+    if config.kl_ref_adapter_path is not None:
+        return Path(config.kl_ref_adapter_path)
+    if config.kl_penalty_reference_step is not None:
+        return checkpoints.find(run, config.kl_penalty_reference_step).path
+    return None
+
+
+def _marked(
+    places: dict[str, dict[str, Any]], bookmark: Bookmark | None
+) -> dict[str, dict[str, Any]]:
+    return places if bookmark is None else {**places, bookmark.name: bookmark.place}
