@@ -190,7 +190,7 @@ class LiveRun:
         if selection.samples:
             result = await self._learn_or_skip(selection, config, reference)
         for skip in result.skipped:
-            _log.info("group %d is not trained: %s", skip.group, skip.reason)
+            _log.info("not trained, of group %d: %s", skip.group, skip.reason)
         result = replace(result, metrics=counted | result.metrics)
         figures = {
             **means,
