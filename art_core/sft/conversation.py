@@ -8,12 +8,12 @@ shapes of files (shapes.py), and tokens (batch/supervised.py).
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from art_core.sft.lines import shown
+from art_core.sft.lines import no_constant, shown
 from art_core.types import Message, Messages, Tools
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -81,7 +81,7 @@ def _weight(value: object, i: int) -> float:
     if value is None:
         return 1.0
     is_number = isinstance(value, int | float)  # a bool is one: true is 1
-    if not is_number or not math.isfinite(value) or value < 0:  # type: ignore[arg-type, operator]
+    if not is_number or not 0 <= value <= sys.float_info.max:  # type: ignore[operator]
         raise ValueError(
             f"the weight of message {i} must be a number from 0 on, not {shown(value)}"
         )
@@ -151,13 +151,16 @@ def _is_name(value: object) -> bool:
 
 
 def _check_arguments(arguments: object, where: str) -> None:
+    """Refuse what a template would be given as text, not as a call. None and blanks are no fault."""
     value = arguments
-    if isinstance(arguments, str) and arguments.strip():
+    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
+        return
+    if isinstance(arguments, str):
         try:
-            value = json.loads(arguments)
+            value = json.loads(arguments, parse_constant=no_constant)
         except (ValueError, RecursionError):
             raise ValueError(f"the arguments of {where} are not JSON: {shown(arguments)}") from None
-    if not isinstance(value or {}, dict):
+    if not isinstance(value, dict):
         raise ValueError(f"the arguments of {where} must be an object, not {shown(arguments)}")
 
 

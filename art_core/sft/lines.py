@@ -129,7 +129,7 @@ def parse_line(raw: bytes, offset: int = 0) -> dict[str, Any]:
     if "\0" in text:
         raise ValueError("holds NUL bytes; UTF-16 text without its mark, or a damaged file")
     try:
-        value = json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
+        value = json.loads(text, object_pairs_hook=_object, parse_constant=no_constant)
     except json.JSONDecodeError as error:
         raise ValueError(_broken(text, error)) from None
     except RecursionError:
@@ -190,7 +190,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-def _no_constant(name: str) -> NoReturn:
+def no_constant(name: str) -> NoReturn:
+    """Refuse NaN and Infinity, which Python's reader takes."""
     raise ValueError(f"{name} is not JSON")
 
 

@@ -132,7 +132,7 @@ def _named(call: Any, i: int) -> dict[str, Any]:
     if not isinstance(call, dict) or "name" not in call:
         raise ValueError(f"a function call of message {i} has no name: {shown(call)}")
     names = ("arguments", "args", "parameters")
-    arguments: Any = next((call[name] for name in names if name in call), {})
+    arguments: Any = next((call[name] for name in names if call.get(name) is not None), {})
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     function = {"name": call["name"], "arguments": text}
     own_id = {"id": call["id"]} if isinstance(call.get("id"), str) else {}

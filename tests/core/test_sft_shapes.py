@@ -154,7 +154,7 @@ def alternating(weights: tuple[Any, Any]) -> list[dict[str, Any]]:
     return messages
 
 
-@pytest.mark.parametrize("weight", ["0", -1, float("nan"), float("inf"), [1]])
+@pytest.mark.parametrize("weight", ["0", -1, float("nan"), float("inf"), 10**400, [1]])
 def test_weights_that_are_refused(weight: Any) -> None:
     with pytest.raises(ValueError, match="the weight of message 3 must be a number from 0 on"):
         check_conversation(alternating((1, weight)))
@@ -244,6 +244,25 @@ def test_rows_that_are_refused(row: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - the message is looked at
         read_row(row)
     assert why in str(caught.value)
+
+
+def calling(arguments: Any) -> dict[str, Any]:
+    call = {"function": {"name": "f", "arguments": arguments}}
+    return {"messages": [USER, {"role": "assistant", "tool_calls": [call]}]}
+
+
+@pytest.mark.parametrize(
+    "arguments", ["null", "[]", "0", [], 0, False, '{"a": NaN}', '{"a": -Infinity}']
+)
+def test_arguments_that_a_template_would_show_as_text_are_not_learned(arguments: Any) -> None:
+    """The engine takes such a call for broken: `{"arguments": null}` would be learned as text."""
+    with pytest.raises(ValueError, match="the arguments of tool call 0 of message 1"):
+        read_row(calling(arguments))
+
+
+@pytest.mark.parametrize("arguments", [None, "", " ", {}, "{}"])
+def test_a_call_may_have_no_arguments(arguments: Any) -> None:
+    assert read_row(calling(arguments))[1].trained == [1]
 
 
 def test_a_long_value_is_not_told_whole() -> None:
