@@ -22,6 +22,8 @@ _KNOWN = {
     "reasoning_content", "reasoning", "id", "function_call", "audio", "annotations",
 }  # fmt: skip
 """Keys of a message that mean something, or are known to mean nothing here."""
+_TEXTS = ("name", "tool_call_id", "reasoning_content", "reasoning")
+"""Keys that a template may put between texts, and fails on anything else."""
 
 
 @dataclass(frozen=True)
@@ -95,17 +97,21 @@ def _checked(message: Mapping[str, Any], i: int, *, is_learned: bool) -> Message
     """
     clean = {key: value for key, value in message.items() if key != "weight"}
     _check_content(clean.get("content"), i)
+    for key in _TEXTS:
+        if not isinstance(clean.get(key), str | None):
+            raise ValueError(f"the {key} of message {i} must be a text, not {shown(clean[key])}")
     old_call = clean.pop("function_call", None)
+    calls = clean.get("tool_calls") or []
+    if not isinstance(calls, list):
+        raise ValueError(f"the tool calls of message {i} must be a list, not {shown(calls)}")
     if old_call:  # OpenAI's form of 2023
-        clean["tool_calls"] = [
-            *(clean.get("tool_calls") or ()),
-            {"id": f"call_{i}", "type": "function", "function": old_call},
-        ]
-    calls = clean.get("tool_calls")
+        calls = [*calls, {"id": f"call_{i}", "type": "function", "function": old_call}]
     if calls:
         if clean["role"] != "assistant":
             raise ValueError(f"message {i} of role {clean['role']} has tool calls")
-        clean["tool_calls"] = _calls(calls, i, is_learned=is_learned)
+        clean["tool_calls"] = [
+            _call(call, i, place, is_learned=is_learned) for place, call in enumerate(calls)
+        ]
     elif is_learned and not _has_text(clean.get("content")):
         raise ValueError(f"message {i} is an empty answer: neither content nor tool calls")
     return clean
@@ -130,12 +136,6 @@ def _has_text(content: object) -> bool:
     return bool(content)
 
 
-def _calls(calls: object, i: int, *, is_learned: bool) -> list[dict[str, Any]]:
-    if not isinstance(calls, list):
-        raise ValueError(f"the tool calls of message {i} must be a list, not {shown(calls)}")
-    return [_call(call, i, place, is_learned=is_learned) for place, call in enumerate(calls)]
-
-
 def _call(call: object, i: int, place: int, *, is_learned: bool) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
@@ -151,7 +151,7 @@ def _is_name(value: object) -> bool:
 
 
 def _check_arguments(arguments: object, where: str) -> None:
-    """Refuse what a template would be given as text, not as a call. None and blanks are no fault."""
+    """Refuse what a template would be given as text, not as a call; blanks are no fault."""
     value = arguments
     if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
         return
