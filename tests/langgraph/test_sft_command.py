@@ -43,6 +43,16 @@ def test_a_file_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "is a folder, not a file" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["", "--eval-file"])
+def test_a_file_is_looked_at_before_a_model_is_fetched(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, gone = str(write_rows(tmp_path / "rows.jsonl")), str(tmp_path / "gone.jsonl")
+    files = [good, option, gone] if option else [gone]
+    assert main(["sft", "train", *files, "--base-model", str(tmp_path / "no-model")]) == 1
+    assert "gone.jsonl' can't be read: No such file" in capsys.readouterr().err
+
+
 def test_training_and_going_on(
     tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -57,4 +67,7 @@ def test_training_and_going_on(
     assert str(run.checkpoints / "0001") in out.replace("\n", "")
     assert main([*command, *options, "--epochs", "2"]) == 0
     assert "step 2 after 10 optimizer steps" in capsys.readouterr().out
+    assert "nothing was left" not in out
+    assert main([*command, *options, "--epochs", "2"]) == 0
+    assert "nothing was left to do" in capsys.readouterr().out
     assert checkpoints.steps(run) == [0, 1, 2]
