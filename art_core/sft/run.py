@@ -41,6 +41,8 @@ class SFTResult:
     """The step with the lowest of them."""
     left_out: int = 0
     """Rows that were left out in this call, too long or refused by the chat template."""
+    left_out_why: str | None = None
+    """Of the first of them."""
 
 
 async def train_sft_from_file(
@@ -231,7 +233,7 @@ class _Run:
         """
         plan, begun = self.plan, place
         results: list[TrainResult] = []
-        left_out = 0
+        left_out, why = 0, None
         refused: NoTrainableTokens | None = None
         end = plan.rows_at(self.last)
         with progress("sft", shown=shown) as display:
@@ -244,9 +246,11 @@ class _Run:
                 try:
                     results.append(await self._train(batches, first, place))
                     left_out += len(results[-1].skipped)
+                    why = why or next((skip.reason for skip in results[-1].skipped), None)
                 except NoTrainableTokens as error:  # of these few; others may be well
                     refused = error
                     left_out += sum(map(len, batches))
+                    why = why or str(error)
                 told = f"loss {results[-1].metrics['loss']:.3f}" if results else ""
                 display.show(plan.step_at(place.rows), plan.steps, told)
         if refused is not None and not results and begun.rows == 0:
@@ -263,6 +267,7 @@ class _Run:
             eval_losses=[loss for _, loss in place.losses],
             best_step=best and best[0],
             left_out=left_out,
+            left_out_why=why,
         )
 
     def _after(self, place: _Place, batches: list[list[int]]) -> _Place:

@@ -123,6 +123,6 @@ def _tell(result: art.SFTResult, model: art.TrainableModel[Any]) -> None:
         told = ", ".join(f"{loss:.3f}" for loss in result.eval_losses)
         say(f"held-out loss {told}; lowest at step {result.best_step}")
     if result.left_out:
-        say(f"{result.left_out} rows left out, too long or not to be rendered")
+        say(visible(f"{result.left_out} rows left out; the first: {result.left_out_why}"))
     folder = Path(model.base_path) / model.project / "models" / model.name
     say(("adapter  ", "dim"), visible(str(folder / "checkpoints" / f"{result.step:04d}")))

@@ -71,3 +71,14 @@ def test_training_and_going_on(
     assert main([*command, *options, "--epochs", "2"]) == 0
     assert "nothing was left to do" in capsys.readouterr().out
     assert checkpoints.steps(run) == [0, 1, 2]
+
+
+def test_why_a_row_is_left_out_is_told(
+    tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_rows(tmp_path / "rows.jsonl", 2)
+    long = {"role": "user", "content": "x" * 200}, {"role": "assistant", "content": "a"}
+    file.write_text(file.read_text() + json.dumps({"messages": long}) + "\n")
+    command = ["sft", "train", str(file), "--base-model", str(tiny_llama), "--path", str(tmp_path)]
+    assert main([*command, "--max-length", "100"]) == 0
+    assert "1 rows left out; the first: too long: 2" in capsys.readouterr().out
