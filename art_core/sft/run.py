@@ -109,6 +109,8 @@ async def train_sft_from_file(
     for what, value in (("initial_step", initial_step), ("final_step", final_step)):
         if value is not None and value < 0:
             raise ConfigError(what, got=value, expected="0 or more")
+    if not 0 <= warmup_ratio <= 1:
+        raise ConfigError("warmup_ratio", got=warmup_ratio, expected="a share, from 0 to 1")
     if patience is not None and (eval_file is None or patience < 1):
         raise ConfigError("patience", got=patience, expected="1 or more, with an eval_file")
     with ConversationFile(file_path, drop_repeats=drop_repeats) as file:
@@ -191,9 +193,13 @@ class _Plan:
         """Where to begin.
 
         Raises:
-            ConfigError: `kept` is of another file or order.
+            ConfigError: `kept` is of another file or order, or there is no such initial step.
         """
         if kept is None:
+            if initial_step > self.steps:
+                raise ConfigError(
+                    "initial_step", got=initial_step, expected=f"one of the run's {self.steps}"
+                )
             return _Place(self.rows_at(initial_step))
         for key, own in self.identity.items():
             if kept.get(key) != own:
