@@ -8,7 +8,6 @@ shapes of files (shapes.py), and tokens (batch/supervised.py).
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +21,8 @@ _KNOWN = {
     "reasoning_content", "reasoning", "id", "function_call", "audio", "annotations",
 }  # fmt: skip
 """Keys of a message that mean something, or are known to mean nothing here."""
+_HEAVIEST = 1e30
+"""A weight above it is no share of a loss, and a sum of such may be infinite."""
 _TEXTS = ("name", "tool_call_id", "reasoning_content", "reasoning")
 """Keys that a template may put between texts, and fails on anything else."""
 
@@ -83,7 +84,7 @@ def _weight(value: object, i: int) -> float:
     if value is None:
         return 1.0
     is_number = isinstance(value, int | float)  # a bool is one: true is 1
-    if not is_number or not 0 <= value <= sys.float_info.max:  # type: ignore[operator]
+    if not is_number or not 0 <= value <= _HEAVIEST:  # type: ignore[operator]
         raise ValueError(
             f"the weight of message {i} must be a number from 0 on, not {shown(value)}"
         )

@@ -162,7 +162,8 @@ def alternating(weights: tuple[Any, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    "weight", ["0", -1, float("nan"), float("inf"), [1], pytest.param(10**400, id="no float")]
+    "weight",
+    ["0", -1, float("nan"), float("inf"), [1], 1e308, pytest.param(10**400, id="no float")],
 )
 def test_weights_that_are_refused(weight: Any) -> None:
     with pytest.raises(ValueError, match="the weight of message 3 must be a number from 0 on"):
