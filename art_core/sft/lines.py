@@ -56,9 +56,8 @@ class Line:
 @contextmanager
 def open_lines(path: Path) -> Iterator[IO[bytes]]:
     """The file's bytes, unpacked if it is gzip. Faults of file and packing are `DataFileError`s."""
-    if path.is_dir():
-        raise DataFileError(f"{str(path)!r} is a folder, not a file", fix="Give the file in it.")
     try:
+        _check_kind(path)
         with path.open("rb") as file:
             start = file.read(16)
             file.seek(0)
@@ -148,6 +147,16 @@ def shown(value: object) -> str:
     except (TypeError, ValueError):
         text = repr(value)
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+
+
+def _check_kind(path: Path) -> None:
+    if path.is_dir():
+        raise DataFileError(f"{str(path)!r} is a folder, not a file", fix="Give the file in it.")
+    if path.exists() and not path.is_file():
+        raise DataFileError(
+            f"{str(path)!r} is a pipe or a device, not a file",
+            fix="Write what it gives to a file: rows are read more than once.",
+        )
 
 
 def _check_start(path: Path, start: bytes) -> None:
