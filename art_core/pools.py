@@ -77,13 +77,13 @@ class SyncPools(httpx.BaseTransport):
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         pool = self._pools.take()
         try:
+            if idle := self._pools.drop_idle():  # before there is a response that would be lost
+                idle.close()
             response = pool.transport.handle_request(request)
         except BaseException:
             self._pools.give_back(pool)
             raise
         response.stream = _SyncBody(response.stream, lambda: self._pools.give_back(pool))
-        if idle := self._pools.drop_idle():
-            idle.close()
         return response
 
     def close(self) -> None:
@@ -100,13 +100,13 @@ class AsyncPools(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         pool = self._pools.take()
         try:
+            if idle := self._pools.drop_idle():  # before there is a response that would be lost
+                await idle.aclose()
             response = await pool.transport.handle_async_request(request)
         except BaseException:
             self._pools.give_back(pool)
             raise
         response.stream = _AsyncBody(response.stream, lambda: self._pools.give_back(pool))
-        if idle := self._pools.drop_idle():
-            await idle.aclose()
         return response
 
     async def aclose(self) -> None:

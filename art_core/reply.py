@@ -238,7 +238,8 @@ def _slot(choice: Choice, part: Mapping[str, Any], calls: Sequence[Mapping[str, 
     """Which of the calls a part belongs to; their number, if to a new one.
 
     Some servers count from 1, give every call the index 0, or none at all; some repeat the id with
-    every part, some give every call the same.
+    every part, some give every call the same, some every part a new one. So a part under an index
+    opens a call only where it names a function.
     """
     index, call_id = part.get("index"), part.get("id")
     known = index if type(index) is int else None
@@ -246,8 +247,12 @@ def _slot(choice: Choice, part: Mapping[str, Any], calls: Sequence[Mapping[str, 
     if slot < len(calls) and call_id:
         call = calls[slot]
         is_other = call["id"] not in (None, call_id)
-        if is_other or (known is None and _is_whole(call["function"]["arguments"])):
-            slot = len(calls)
+        names = bool((part.get("function") or {}).get("name"))
+        if known is not None:
+            is_new = is_other and names
+        else:
+            is_new = is_other or (names and _is_whole(call["function"]["arguments"]))
+        slot = len(calls) if is_new else slot
     choice.slots[known] = slot
     return slot
 

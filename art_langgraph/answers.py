@@ -66,12 +66,11 @@ def plain_answer(response: Any) -> dict[str, Any]:
             function = call["function"]
             function.setdefault("name", None)
             function.setdefault("arguments", None)
-            if isinstance(function["arguments"], dict | list):
-                function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
+            _spell_out(function)
     for name in _HEAD:
         answer.setdefault(name, None)
-    usage = answer.get("usage")
-    answer["usage"] = {**dict.fromkeys(_DETAILS), **usage} if isinstance(usage, dict) else None
+    usage = _sound_usage(answer.get("usage"))
+    answer["usage"] = None if usage is None else {**dict.fromkeys(_DETAILS), **usage}
     return answer
 
 
@@ -99,6 +98,7 @@ _PARSED: dict[str, Any] = {"choices": {"__all__": {"message": {"parsed"}}}}
 """What of a completion is no JSON."""
 _HEAD = ("id", "model", "system_fingerprint")
 _DETAILS = ("completion_tokens_details", "prompt_tokens_details")
+_COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
 
 
 def _no_answer(got: object) -> EngineError:
@@ -113,15 +113,50 @@ def _no_answer(got: object) -> EngineError:
 
 def _has_message(choice: Any) -> bool:
     message = choice.get("message") if isinstance(choice, dict) else None
-    if not isinstance(message, dict) or not isinstance(message.get("content") or "", str | list):
+    return isinstance(message, dict) and _says(message) and all(map(_is_call, _calls_of(message)))
+
+
+def _is_call(call: Mapping[str, Any]) -> bool:
+    return isinstance(call.get("function"), dict) and _is_part(call)
+
+
+def _is_part(call: Mapping[str, Any]) -> bool:
+    function = call.get("function") or {}
+    return isinstance(function, dict) and _has_texts(call, "id") and _has_texts(function, "name")
+
+
+def _spell_out(function: dict[str, Any]) -> None:
+    """Arguments that came as an object become its text, in place."""
+    if isinstance(arguments := function.get("arguments"), dict | list):
+        function["arguments"] = json.dumps(arguments, ensure_ascii=False)
+
+
+def _says(said: Mapping[str, Any]) -> bool:
+    """True if a message's, or a delta's, content and calls are what LangChain can read."""
+    content, calls = said.get("content") or "", said.get("tool_calls") or []
+    if isinstance(content, list) and not all(isinstance(part, str | dict) for part in content):
         return False
-    calls = message.get("tool_calls") or []
-    return isinstance(calls, list) and all(map(_is_call, calls))
+    is_known = isinstance(content, str | list) and isinstance(calls, list)
+    old_call = said.get("function_call") or {}
+    return is_known and isinstance(old_call, dict) and all(isinstance(c, dict) for c in calls)
 
 
-def _is_call(call: Any) -> bool:
-    function = call.get("function") if isinstance(call, dict) else None
-    return isinstance(function, dict) and isinstance(function.get("name") or "", str)
+def _has_texts(given: Mapping[str, Any], *names: str) -> bool:
+    return all(isinstance(given.get(name), str | None) for name in names)
+
+
+def _sound_usage(usage: Any) -> dict[str, Any] | None:
+    """The token counts; None if they are no such thing: an answer is one without them."""
+    if not isinstance(usage, dict):
+        return None
+    counts = all(isinstance(usage.get(name), int | None) for name in _COUNTS)
+    return usage if counts and all(_is_detail(usage.get(name)) for name in _DETAILS) else None
+
+
+def _is_detail(detail: Any) -> bool:
+    return detail is None or (
+        isinstance(detail, dict) and all(isinstance(n, int | None) for n in detail.values())
+    )
 
 
 def keep_parsed(said: BaseMessage, answer: Mapping[str, Any], response: Any) -> None:
@@ -204,8 +239,7 @@ def ready_choices(event: dict[str, Any]) -> list[dict[str, Any]]:
     """
     inner = event.get("chunk")  # where OpenAI's client parses on the way
     choices = event.get("choices") or (inner.get("choices") if isinstance(inner, dict) else None)
-    if not isinstance(event.get("usage"), dict):
-        event["usage"] = None
+    event["usage"] = _sound_usage(event.get("usage"))
     if not choices:
         return []
     if not isinstance(choices, list) or not all(map(_has_delta, choices)):
@@ -218,16 +252,21 @@ def ready_choices(event: dict[str, Any]) -> list[dict[str, Any]]:
         delta = choice.setdefault("delta", None)
         for call in (delta or {}).get("tool_calls") or ():
             call.setdefault("index", None)
-            call["function"] = call.get("function") or {}
+            function = call["function"] = call.get("function") or {}
+            _spell_out(function)
     return choices
 
 
 def _has_delta(choice: Any) -> bool:
-    delta = choice.get("delta") or {} if isinstance(choice, dict) else None
-    if not isinstance(delta, dict) or not isinstance(delta.get("content") or "", str | list):
+    if not isinstance(choice, dict) or not _has_texts(choice, "finish_reason"):
         return False
-    calls = delta.get("tool_calls") or []
-    return isinstance(calls, list) and all(isinstance(call, dict) for call in calls)
+    delta = choice.get("delta") or {}
+    return isinstance(delta, dict) and _says(delta) and all(map(_is_text_part, _calls_of(delta)))
+
+
+def _is_text_part(call: Mapping[str, Any]) -> bool:
+    arguments = (call.get("function") or {}).get("arguments") if _is_part(call) else 0
+    return isinstance(arguments, str | dict | list | None)
 
 
 # --- those that are put together for the caller

@@ -8,12 +8,11 @@ shapes of files (shapes.py), and tokens (batch/supervised.py).
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from art_core.sft.lines import shown
+from art_core.sft.lines import no_constant, shown
 from art_core.types import Message, Messages, Tools
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -22,6 +21,10 @@ _KNOWN = {
     "reasoning_content", "reasoning", "id", "function_call", "audio", "annotations",
 }  # fmt: skip
 """Keys of a message that mean something, or are known to mean nothing here."""
+_HEAVIEST = 1e30
+"""A weight above it is no share of a loss, and a sum of such may be infinite."""
+_TEXTS = ("name", "tool_call_id", "reasoning_content", "reasoning")
+"""Keys that a template may put between texts, and fails on anything else."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ def _weight(value: object, i: int) -> float:
     if value is None:
         return 1.0
     is_number = isinstance(value, int | float)  # a bool is one: true is 1
-    if not is_number or not math.isfinite(value) or value < 0:  # type: ignore[arg-type, operator]
+    if not is_number or not 0 <= value <= _HEAVIEST:  # type: ignore[operator]
         raise ValueError(
             f"the weight of message {i} must be a number from 0 on, not {shown(value)}"
         )
@@ -95,17 +98,21 @@ def _checked(message: Mapping[str, Any], i: int, *, is_learned: bool) -> Message
     """
     clean = {key: value for key, value in message.items() if key != "weight"}
     _check_content(clean.get("content"), i)
+    for key in _TEXTS:
+        if not isinstance(clean.get(key), str | None):
+            raise ValueError(f"the {key} of message {i} must be a text, not {shown(clean[key])}")
     old_call = clean.pop("function_call", None)
+    calls = clean.get("tool_calls") or []
+    if not isinstance(calls, list):
+        raise ValueError(f"the tool calls of message {i} must be a list, not {shown(calls)}")
     if old_call:  # OpenAI's form of 2023
-        clean["tool_calls"] = [
-            *(clean.get("tool_calls") or ()),
-            {"id": f"call_{i}", "type": "function", "function": old_call},
-        ]
-    calls = clean.get("tool_calls")
+        calls = [*calls, {"id": f"call_{i}", "type": "function", "function": old_call}]
     if calls:
         if clean["role"] != "assistant":
             raise ValueError(f"message {i} of role {clean['role']} has tool calls")
-        clean["tool_calls"] = _calls(calls, i, is_learned=is_learned)
+        clean["tool_calls"] = [
+            _call(call, i, place, is_learned=is_learned) for place, call in enumerate(calls)
+        ]
     elif is_learned and not _has_text(clean.get("content")):
         raise ValueError(f"message {i} is an empty answer: neither content nor tool calls")
     return clean
@@ -130,12 +137,6 @@ def _has_text(content: object) -> bool:
     return bool(content)
 
 
-def _calls(calls: object, i: int, *, is_learned: bool) -> list[dict[str, Any]]:
-    if not isinstance(calls, list):
-        raise ValueError(f"the tool calls of message {i} must be a list, not {shown(calls)}")
-    return [_call(call, i, place, is_learned=is_learned) for place, call in enumerate(calls)]
-
-
 def _call(call: object, i: int, place: int, *, is_learned: bool) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
@@ -151,13 +152,16 @@ def _is_name(value: object) -> bool:
 
 
 def _check_arguments(arguments: object, where: str) -> None:
+    """Refuse what a template would be given as text, not as a call; blanks are no fault."""
     value = arguments
-    if isinstance(arguments, str) and arguments.strip():
+    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
+        return
+    if isinstance(arguments, str):
         try:
-            value = json.loads(arguments)
+            value = json.loads(arguments, parse_constant=no_constant)
         except (ValueError, RecursionError):
             raise ValueError(f"the arguments of {where} are not JSON: {shown(arguments)}") from None
-    if not isinstance(value or {}, dict):
+    if not isinstance(value, dict):
         raise ValueError(f"the arguments of {where} must be an object, not {shown(arguments)}")
 
 

@@ -56,9 +56,8 @@ class Line:
 @contextmanager
 def open_lines(path: Path) -> Iterator[IO[bytes]]:
     """The file's bytes, unpacked if it is gzip. Faults of file and packing are `DataFileError`s."""
-    if path.is_dir():
-        raise DataFileError(f"{str(path)!r} is a folder, not a file", fix="Give the file in it.")
     try:
+        _check_kind(path)
         with path.open("rb") as file:
             start = file.read(16)
             file.seek(0)
@@ -129,7 +128,7 @@ def parse_line(raw: bytes, offset: int = 0) -> dict[str, Any]:
     if "\0" in text:
         raise ValueError("holds NUL bytes; UTF-16 text without its mark, or a damaged file")
     try:
-        value = json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
+        value = json.loads(text, object_pairs_hook=_object, parse_constant=no_constant)
     except json.JSONDecodeError as error:
         raise ValueError(_broken(text, error)) from None
     except RecursionError:
@@ -148,6 +147,16 @@ def shown(value: object) -> str:
     except (TypeError, ValueError):
         text = repr(value)
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+
+
+def _check_kind(path: Path) -> None:
+    if path.is_dir():
+        raise DataFileError(f"{str(path)!r} is a folder, not a file", fix="Give the file in it.")
+    if path.exists() and not path.is_file():
+        raise DataFileError(
+            f"{str(path)!r} is a pipe or a device, not a file",
+            fix="Write what it gives to a file: rows are read more than once.",
+        )
 
 
 def _check_start(path: Path, start: bytes) -> None:
@@ -190,7 +199,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-def _no_constant(name: str) -> NoReturn:
+def no_constant(name: str) -> NoReturn:
+    """Refuse NaN and Infinity, which Python's reader takes."""
     raise ValueError(f"{name} is not JSON")
 
 

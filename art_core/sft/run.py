@@ -41,6 +41,8 @@ class SFTResult:
     """The step with the lowest of them."""
     left_out: int = 0
     """Rows that were left out in this call, too long or refused by the chat template."""
+    left_out_why: str | None = None
+    """Of the first of them."""
 
 
 async def train_sft_from_file(
@@ -107,6 +109,8 @@ async def train_sft_from_file(
     for what, value in (("initial_step", initial_step), ("final_step", final_step)):
         if value is not None and value < 0:
             raise ConfigError(what, got=value, expected="0 or more")
+    if not 0 <= warmup_ratio <= 1:
+        raise ConfigError("warmup_ratio", got=warmup_ratio, expected="a share, from 0 to 1")
     if patience is not None and (eval_file is None or patience < 1):
         raise ConfigError("patience", got=patience, expected="1 or more, with an eval_file")
     with ConversationFile(file_path, drop_repeats=drop_repeats) as file:
@@ -189,9 +193,13 @@ class _Plan:
         """Where to begin.
 
         Raises:
-            ConfigError: `kept` is of another file or order.
+            ConfigError: `kept` is of another file or order, or there is no such initial step.
         """
         if kept is None:
+            if initial_step > self.steps:
+                raise ConfigError(
+                    "initial_step", got=initial_step, expected=f"one of the run's {self.steps}"
+                )
             return _Place(self.rows_at(initial_step))
         for key, own in self.identity.items():
             if kept.get(key) != own:
@@ -231,7 +239,7 @@ class _Run:
         """
         plan, begun = self.plan, place
         results: list[TrainResult] = []
-        left_out = 0
+        left_out, why = 0, None
         refused: NoTrainableTokens | None = None
         end = plan.rows_at(self.last)
         with progress("sft", shown=shown) as display:
@@ -244,9 +252,11 @@ class _Run:
                 try:
                     results.append(await self._train(batches, first, place))
                     left_out += len(results[-1].skipped)
+                    why = why or next((skip.reason for skip in results[-1].skipped), None)
                 except NoTrainableTokens as error:  # of these few; others may be well
                     refused = error
                     left_out += sum(map(len, batches))
+                    why = why or str(error)
                 told = f"loss {results[-1].metrics['loss']:.3f}" if results else ""
                 display.show(plan.step_at(place.rows), plan.steps, told)
         if refused is not None and not results and begun.rows == 0:
@@ -263,6 +273,7 @@ class _Run:
             eval_losses=[loss for _, loss in place.losses],
             best_step=best and best[0],
             left_out=left_out,
+            left_out_why=why,
         )
 
     def _after(self, place: _Place, batches: list[list[int]]) -> _Place:

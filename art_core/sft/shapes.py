@@ -96,7 +96,7 @@ def _sharegpt(row: Mapping[str, Any]) -> Conversation:
     if isinstance(tools, str) and tools.strip():  # LLaMA-Factory keeps them as JSON text
         try:
             tools = json.loads(tools)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ValueError(f"tools are a text that is not JSON: {shown(tools)}") from None
     return check_conversation(messages, tools or None, warnings=_unknown(row, _SHAREGPT))
 
@@ -120,7 +120,7 @@ def _with_calls(message: Message, i: int) -> Message:
     text = message["content"]
     try:
         calls = json.loads(text) if isinstance(text, str) else text
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ValueError(
             f"message {i} is a function call that is not JSON: {shown(text)}"
         ) from None
@@ -132,7 +132,7 @@ def _named(call: Any, i: int) -> dict[str, Any]:
     if not isinstance(call, dict) or "name" not in call:
         raise ValueError(f"a function call of message {i} has no name: {shown(call)}")
     names = ("arguments", "args", "parameters")
-    arguments: Any = next((call[name] for name in names if name in call), {})
+    arguments: Any = next((call[name] for name in names if call.get(name) is not None), {})
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     function = {"name": call["name"], "arguments": text}
     own_id = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
@@ -174,9 +174,15 @@ def _from_langchain(message: Any, i: int) -> Message:
         if broken := fields.get("invalid_tool_calls"):
             raise ValueError(f"message {i} has tool calls that could not be read: {shown(broken)}")
         if calls := fields.get("tool_calls"):
+            if not isinstance(calls, list):
+                raise ValueError(
+                    f"the tool calls of message {i} must be a list, not {shown(calls)}"
+                )
             found["tool_calls"] = [_named(call, i) for call in calls]
         elif calls := extra.get("tool_calls"):
             found["tool_calls"] = calls
+        elif call := extra.get("function_call"):
+            found["function_call"] = call
     for key in ("weight", "reasoning_content"):
         if extra.get(key) is not None:
             found.setdefault(key, extra[key])

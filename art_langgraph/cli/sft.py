@@ -68,6 +68,7 @@ def train(
     from art_langgraph.cli.train_extra import check_installed
 
     check_installed("training")
+    _check_files(file, eval_file, skip_refused=skip_refused)
     import art_core as art
     from art_langgraph.cli.interrupt import run
     from art_langgraph.cli.library_noise import no_library_bars, no_library_warnings
@@ -98,14 +99,30 @@ def train(
         _tell(run(passes()), model)
 
 
+def _check_files(*files: Path | None, skip_refused: bool) -> None:
+    """Refuse what can't be trained, before a base model is fetched for it.
+
+    Raises:
+        DataFileError: as `train_sft_from_file`.
+    """
+    from art_core.sft.file import ConversationFile
+
+    for file in files:
+        if file is not None:
+            with ConversationFile(file) as rows:
+                rows.require(skip_refused=skip_refused)
+
+
 def _tell(result: art.SFTResult, model: art.TrainableModel[Any]) -> None:
     say(f"step {result.step} after {result.updates} optimizer steps")
+    if result.loss is None and result.finished:
+        say("nothing was left to do: every epoch is done, or it was stopped early")
     if result.loss is not None:
         say(f"loss {result.loss:.3f} nats a token in the last of them")
     if result.eval_losses:
         told = ", ".join(f"{loss:.3f}" for loss in result.eval_losses)
         say(f"held-out loss {told}; lowest at step {result.best_step}")
     if result.left_out:
-        say(f"{result.left_out} rows left out, too long or not to be rendered")
+        say(visible(f"{result.left_out} rows left out; the first: {result.left_out_why}"))
     folder = Path(model.base_path) / model.project / "models" / model.name
     say(("adapter  ", "dim"), visible(str(folder / "checkpoints" / f"{result.step:04d}")))

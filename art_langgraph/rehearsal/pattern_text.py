@@ -19,6 +19,8 @@ _COUNT = re.compile(r"\{(\d+)(,?)(\d*)\}")
 _GROUP = re.compile(r"\?(?:P?<(?![=!])\w+>|[a-z-]*:)")
 _MORE = (0, 1, 2, 4, 8, 16, 32)
 """How often more than it must be a part is repeated that may be."""
+_LONGEST = 10_000
+"""Letters of a text that is made up; a pattern that wants more is not solved."""
 
 
 def text_matching(
@@ -38,13 +40,8 @@ def text_matching(
         for text in (*texts, *made):
             if shortest <= len(text) <= (longest or len(text)) and known.search(text):
                 return text
-    except (
-        re.error,
-        IndexError,
-        ValueError,
-        RecursionError,
-    ):  # what is no pattern here, or ends too early
-        return None
+    except (re.error, IndexError, ValueError, OverflowError, RecursionError):
+        return None  # it is no pattern here, ends too early, or wants too much
     return None
 
 
@@ -72,7 +69,10 @@ class _Maker:
         """An atom, as often as its quantifier wants it."""
         atom = self._atom()
         least, most = self._quantifier()
-        return atom * max(least, min(self._more, most))
+        times = max(least, min(self._more, most))
+        if len(atom) * times > _LONGEST:
+            raise ValueError("too long")
+        return atom * times
 
     def _quantifier(self) -> tuple[int, int]:
         sign, least, most = self._next(), 1, 1

@@ -85,7 +85,7 @@ def fitted(scenario: Scenario, graph: Runnable[Any, Any]) -> Scenario:
         got=given,
         expected=f"some of {sorted(names)}",
         fix='Say what goes in under "input"; the rest of the line is for the reward: '
-        + json.dumps({"input": made, **given}, ensure_ascii=False),
+        + json.dumps({**given, "input": made}, ensure_ascii=False),
     )
 
 
@@ -143,7 +143,7 @@ def _part_schema(hint: Any) -> dict[str, Any] | None:
 def _scenario(line: str, where: str) -> Scenario:
     try:
         value = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"{where} is no JSON ({error})", got=line[:200], expected="one JSON value", fix=_FIX
         ) from error

@@ -271,6 +271,19 @@ def delta_of(
         # One id for all calls, by index and without.
         [delta_of(0, "a", "f", '{"x": 1}'), delta_of(1, "a", "g", '{"y": 2}')],
         [delta_of(None, "a", "f", '{"x": 1}'), delta_of(None, "a", "g", '{"y": 2}')],
+        # A new id in every part; the end of a call told once more.
+        [
+            delta_of(0, "a", "f"),
+            delta_of(0, "b", "", '{"x": 1}'),
+            delta_of(1, "c", "g", '{"y":'),
+            delta_of(1, "d", "", " 2}"),
+        ],
+        [
+            delta_of(None, "a", "f", '{"x": 1}'),
+            delta_of(None, "a"),
+            delta_of(None, "b", "g", '{"y": 2}'),
+            delta_of(None, "b"),
+        ],
         # By turns.
         [
             delta_of(0, "a", "f", '{"x":'),

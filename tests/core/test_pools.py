@@ -111,3 +111,40 @@ async def test_a_request_that_fails_or_is_left_gives_its_place_back() -> None:
                     assert answer.status_code == 200
         until.set()
     assert made.made == 1
+
+
+async def test_a_caller_who_leaves_while_an_idle_pool_is_closed_loses_no_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Cancelled there, a response that had come was never closed: its call was lost for good."""
+    made = Made()
+    asked = 0
+
+    def slow_to_close() -> httpx.AsyncBaseTransport:
+        transport = made.of_loop()
+        close = transport.aclose
+
+        async def slowly() -> None:
+            await close()
+            await asyncio.sleep(30)
+
+        monkeypatch.setattr(transport, "aclose", slowly)
+        return transport
+
+    def answer(_: Asked) -> dict[str, Any]:
+        nonlocal asked
+        asked += 1
+        return completion("x")
+
+    with crowd(SIDE_BY_SIDE + 1) as url, endpoint(answer) as stub:
+        transport = AsyncPools(slow_to_close)
+        client = httpx.AsyncClient(transport=transport, timeout=30)
+        await asyncio.gather(*(client.post(url, json={}) for _ in range(SIDE_BY_SIDE + 1)))
+        monkeypatch.setattr(pools, "_IDLE", 0.0)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await client.post(f"{stub.base_url}/chat/completions", json={})
+        assert asked == 0, "an answer was asked for and left"
+        assert [pool.busy for pool in transport._pools._pools] == [0]
+        monkeypatch.undo()
+        await client.aclose()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,15 @@ def test_a_folder_and_a_missing_file(tmp_path: Path) -> None:
         validate(tmp_path)
     with pytest.raises(DataFileError, match="can't be read: No such file"):
         validate(tmp_path / "missing.jsonl")
+
+
+def test_a_pipe_and_a_path_that_can_not_be_looked_at(tmp_path: Path) -> None:
+    """A pipe would be waited for; what the system says of a path is told as it is of a file."""
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(DataFileError, match="is a pipe or a device, not a file"):
+        validate(tmp_path / "pipe.jsonl")
+    with pytest.raises(DataFileError, match="can't be read: File name too long"):
+        validate(tmp_path / ("x" * 300))
 
 
 def test_repeats_are_told_and_dropped_only_if_asked(tmp_path: Path) -> None:

@@ -85,6 +85,13 @@ def test_langchain_pairs_and_content_parts() -> None:
     assert answer["tool_calls"][0]["function"] == {"name": "look", "arguments": "{}"}
 
 
+def test_a_call_in_the_form_of_2023_is_kept() -> None:
+    old = {"name": "look", "arguments": '{"q": 1}'}
+    answer = AIMessage("wait", additional_kwargs={"function_call": old})
+    _, found = read_row(row_of(messages_to_dict([HumanMessage("q"), answer])))
+    assert found.messages[1]["tool_calls"][0]["function"] == old
+
+
 def test_langchain_calls_that_could_not_be_read_are_refused() -> None:
     broken = {"name": "look", "args": '{"q', "id": "c", "error": None, "type": "invalid_tool_call"}
     message = AIMessage("", invalid_tool_calls=[broken])
@@ -154,7 +161,10 @@ def alternating(weights: tuple[Any, Any]) -> list[dict[str, Any]]:
     return messages
 
 
-@pytest.mark.parametrize("weight", ["0", -1, float("nan"), float("inf"), [1]])
+@pytest.mark.parametrize(
+    "weight",
+    ["0", -1, float("nan"), float("inf"), [1], 1e308, pytest.param(10**400, id="no float")],
+)
 def test_weights_that_are_refused(weight: Any) -> None:
     with pytest.raises(ValueError, match="the weight of message 3 must be a number from 0 on"):
         check_conversation(alternating((1, weight)))
@@ -183,6 +193,8 @@ def test_what_is_context_only_may_be_broken() -> None:
 
 
 USER = {"role": "user", "content": "q"}
+DEEP = "[" * 100_000 + "]" * 100_000
+"""JSON that Python's reader can't follow."""
 
 
 @pytest.mark.parametrize(
@@ -238,12 +250,42 @@ USER = {"role": "user", "content": "q"}
         ({"conversations": [{"from": "function_call", "value": "x"}]}, "not JSON"),
         ({"conversations": "x"}, "must be a list"),
         ({"messages": [{"type": "remove", "id": "1"}]}, "no message of LangChain"),
+        ({"messages": [{"type": "ai", "content": "a", "tool_calls": 3}]}, "must be a list, not 3"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": 3, "function_call": {"name": "f"}}]},
+            "must be a list, not 3",
+        ),
+        ({"conversations": [{"from": "function_call", "value": DEEP}]}, "not JSON"),
+        ({"conversations": [], "tools": DEEP}, "not JSON"),
+        (
+            {"messages": [USER, {"role": "assistant", "content": "a", "reasoning_content": 3}]},
+            "the reasoning_content of message 1 must be a text, not 3",
+        ),
     ],
 )
 def test_rows_that_are_refused(row: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - the message is looked at
         read_row(row)
     assert why in str(caught.value)
+
+
+def calling(arguments: Any) -> dict[str, Any]:
+    call = {"function": {"name": "f", "arguments": arguments}}
+    return {"messages": [USER, {"role": "assistant", "tool_calls": [call]}]}
+
+
+@pytest.mark.parametrize(
+    "arguments", ["null", "[]", "0", [], 0, False, '{"a": NaN}', '{"a": -Infinity}']
+)
+def test_arguments_that_a_template_would_show_as_text_are_not_learned(arguments: Any) -> None:
+    """The engine takes such a call for broken: `{"arguments": null}` would be learned as text."""
+    with pytest.raises(ValueError, match="the arguments of tool call 0 of message 1"):
+        read_row(calling(arguments))
+
+
+@pytest.mark.parametrize("arguments", [None, "", " ", {}, "{}"])
+def test_a_call_may_have_no_arguments(arguments: Any) -> None:
+    assert read_row(calling(arguments))[1].trained == [1]
 
 
 def test_a_long_value_is_not_told_whole() -> None:

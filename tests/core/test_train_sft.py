@@ -195,6 +195,19 @@ async def test_patience_needs_a_file_to_look_at(tiny_llama: Path, tmp_path: Path
         await passes(tiny_llama, tmp_path / "runs", file, patience=1)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("initial_step", 16), ("warmup_ratio", 1.5), ("warmup_ratio", float("nan"))],
+)
+async def test_numbers_that_can_not_be_meant_are_refused_by_their_name(
+    name: str, value: float, tiny_llama: Path, tmp_path: Path
+) -> None:
+    """Steps beyond the last of 15 would mark the file as done, with nothing learned."""
+    file = write_rows(tmp_path / "rows.jsonl")
+    with pytest.raises(ConfigError, match=name):
+        await passes(tiny_llama, tmp_path / "runs", file, **{name: value})
+
+
 def conversation() -> art.Trajectory:
     turns: list[Any] = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "ok"}]
     return art.Trajectory(messages_and_choices=turns)

@@ -212,6 +212,9 @@ ODD_BODIES: list[Any] = [
     {"choices": [{"message": {"role": "assistant", "content": "x", "tool_calls": [None]}}]},
     {"choices": [{"message": {"content": "x", "tool_calls": [{"function": None}]}}]},
     {"choices": [{"message": {"content": "x", "tool_calls": [{"function": {"name": 5}}]}}]},
+    {"choices": [{"message": {"content": "x", "tool_calls": [{"id": 5, "function": {}}]}}]},
+    {"choices": [{"message": {"content": [5]}}]},
+    {"choices": [{"message": {"content": "x", "function_call": "x"}}]},
 ]
 ODD_EVENTS: list[Any] = [
     {"choices": "x"},
@@ -220,7 +223,13 @@ ODD_EVENTS: list[Any] = [
     {"choices": [{"delta": {"content": 5}}]},
     {"choices": [{"index": 0, "delta": {"tool_calls": "x"}}]},
     {"choices": [{"index": 0, "delta": {"tool_calls": [None]}}]},
+    {"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, "function": "f"}]}}]},
+    {"choices": [{"index": 0, "delta": {"tool_calls": [{"function": {"arguments": 5}}]}}]},
+    {"choices": [{"index": 0, "delta": {"tool_calls": [{"id": 5, "function": {}}]}}]},
+    {"choices": [{"index": 0, "delta": {"function_call": "x"}}]},
+    {"choices": [{"index": 0, "delta": {}, "finish_reason": 5}]},
 ]
+ODD_USAGES: list[Any] = [5, {"prompt_tokens": "x"}, {"prompt_tokens_details": 5}]
 
 
 @pytest.mark.parametrize("body", ODD_BODIES)
@@ -241,14 +250,24 @@ async def test_so_it_is_in_a_stream(odd: Any) -> None:
     assert [call.trainable for call in scope.calls] == [False]
 
 
-async def test_a_message_without_its_role_or_with_an_odd_usage_is_an_answer() -> None:
-    bodies = [{"choices": [{"message": {"content": "x"}}], "usage": 5}]
-    events = [event("x", [3], usage=5), event(finish_reason="stop"), DONE]
+@pytest.mark.parametrize("odd", ODD_USAGES)
+async def test_a_message_without_its_role_or_with_an_odd_usage_is_an_answer(odd: Any) -> None:
+    bodies = [{"choices": [{"message": {"content": "x"}}], "usage": odd}]
+    events = [event("x", [3], usage=odd), event(finish_reason="stop"), DONE]
     with recording([*bodies, Answer(events=events)]):
         for streaming in (False, True):
             said = await ChatArt(streaming=streaming).ainvoke("hi")
             assert (said.content, said.usage_metadata) == ("x", None)
             assert isinstance(said, AIMessage)
+
+
+async def test_arguments_that_a_stream_gives_as_an_object_are_a_call() -> None:
+    part = {"index": 0, "id": "c1", "function": {"name": "add", "arguments": {"a": 1, "b": 2}}}
+    odd = {"choices": [{"index": 0, "delta": {"tool_calls": [part]}}]}
+    events = [odd, event(ids=[3], finish_reason="tool_calls"), DONE]
+    with recording([Answer(events=events)]):
+        said = await ChatArt(streaming=True).ainvoke("hi")
+    assert [(c["name"], c["args"]) for c in said.tool_calls] == [("add", {"a": 1, "b": 2})]
 
 
 # --- streams

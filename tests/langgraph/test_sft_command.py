@@ -43,6 +43,16 @@ def test_a_file_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "is a folder, not a file" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["", "--eval-file"])
+def test_a_file_is_looked_at_before_a_model_is_fetched(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, gone = str(write_rows(tmp_path / "rows.jsonl")), str(tmp_path / "gone.jsonl")
+    files = [good, option, gone] if option else [gone]
+    assert main(["sft", "train", *files, "--base-model", str(tmp_path / "no-model")]) == 1
+    assert "gone.jsonl' can't be read: No such file" in capsys.readouterr().err
+
+
 def test_training_and_going_on(
     tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -57,4 +67,18 @@ def test_training_and_going_on(
     assert str(run.checkpoints / "0001") in out.replace("\n", "")
     assert main([*command, *options, "--epochs", "2"]) == 0
     assert "step 2 after 10 optimizer steps" in capsys.readouterr().out
+    assert "nothing was left" not in out
+    assert main([*command, *options, "--epochs", "2"]) == 0
+    assert "nothing was left to do" in capsys.readouterr().out
     assert checkpoints.steps(run) == [0, 1, 2]
+
+
+def test_why_a_row_is_left_out_is_told(
+    tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_rows(tmp_path / "rows.jsonl", 2)
+    long = {"role": "user", "content": "x" * 200}, {"role": "assistant", "content": "a"}
+    file.write_text(file.read_text() + json.dumps({"messages": long}) + "\n")
+    command = ["sft", "train", str(file), "--base-model", str(tiny_llama), "--path", str(tmp_path)]
+    assert main([*command, "--max-length", "100"]) == 0
+    assert "1 rows left out; the first: too long: 2" in capsys.readouterr().out

@@ -46,3 +46,9 @@ def test_a_given_text_is_taken_first_and_lengths_count() -> None:
     assert text_matching(r"^\w+$", ["that"], longest=3) == "a"
     assert text_matching(r"^\w+$", ["that"], shortest=5) == "a" * 8
     assert text_matching(r"^\w{3}$", shortest=4) is None
+
+
+@pytest.mark.parametrize("pattern", [r"a{99999999999}", r"\d{900000000}", r"((\w{900}){900}){900}"])
+def test_a_pattern_that_wants_too_much_is_not_solved(pattern: str) -> None:
+    """The first is an OverflowError of `re`, the others would fill the memory."""
+    assert text_matching(pattern) is None

@@ -78,8 +78,9 @@ def test_a_line_may_say_more_than_what_goes_in() -> None:
     assert fitted(beside, graphs.agent()) is beside
 
 
-def test_a_line_without_anything_that_goes_in_is_told_how() -> None:
-    line = {"task": "Where is 7?", "answer": "here"}
+@pytest.mark.parametrize("key", ["task", "input"])
+def test_a_line_without_anything_that_goes_in_is_told_how(key: str) -> None:
+    line = {key: "Where is 7?", "answer": "here"}
     with pytest.raises(ConfigError, match="nothing that goes into the graph") as raised:
         fitted(Scenario(line, line=line), graphs.agent())
     proposed = json.loads(raised.value.fix.partition("reward: ")[2])
