@@ -23,9 +23,9 @@ class Recipe:
     graph: str = "agent"
     """"agent": LangChain's `create_agent`; "stategraph": the same by hand."""
 
-    groups: int = 9
+    groups: int = 6
     """Customers a step."""
-    group_size: int = 5
+    group_size: int = 8
     """Rollouts of each customer."""
     max_steps: int = 20
     customers: int = 180
