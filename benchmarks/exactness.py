@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from art_core.batch.forest import Sample
+from art_core.batch.sample import Sample
 from art_core.config import LoraSettings
 from art_core.nn.lora import LoraModel
 from art_core.training.logprobs import entry_logprobs

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from art_core.batch.forest import Sample
+from art_core.batch.sample import Sample
 from art_core.config import LoraSettings, TrainConfig
 from art_core.nn.lora import LoraModel
 from art_core.training.logprobs import entry_logprobs

@@ -28,7 +28,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from art_core.batch.forest import Sample, plant
+from art_core.batch.forest import plant
+from art_core.batch.sample import Sample
 from art_core.calls import Ids
 from art_core.config import LoraSettings, TrainConfig
 from art_core.engine.tokenizer import HFTokenizer

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from art_core.batch.sample import Sample
 from art_core.calls import Ids
-
-if TYPE_CHECKING:
-    from art_core.batch.forest import Sample
 
 _ID = ">i4"
 """Big-endian bytes have the order of the numbers."""

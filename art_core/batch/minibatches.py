@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from art_core.batch.forest import Sample
+from art_core.batch.sample import Sample
 from art_core.batch.weights import entry_weights
 from art_core.config import TrainConfig
 

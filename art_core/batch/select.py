@@ -24,7 +24,7 @@ from art_core.batch.advantages import (
 from art_core.batch.candidates import Candidate, NotFinite, candidate
 from art_core.batch.credit import places, visit_yardsticks
 from art_core.batch.fitting import Misfit
-from art_core.batch.forest import Sample
+from art_core.batch.sample import Sample
 from art_core.config import TrainConfig
 from art_core.errors import GroupError, RewardError
 from art_core.trajectories import Trajectory, TrajectoryGroup

@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from art_core.batch.forest import Sample
+from art_core.batch.sample import Sample
 from art_core.batch.template import Renderer, assistant_turns
 from art_core.calls import Ids, ModelCall
 from art_core.errors import ARTError, NoTrainableTokens

@@ -17,7 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from art_core.batch.forest import Entries, Float, Row, Sample
+from art_core.batch.forest import Entries, Float, Row
+from art_core.batch.sample import Sample
 from art_core.config import TrainConfig
 from art_core.nn.lora import LoraModel
 from art_core.training import kl

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from art_core.batch.forest import Row, Sample
+from art_core.batch.forest import Row
+from art_core.batch.sample import Sample
 from art_core.calls import Ids
 
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from art_core.batch.forest import Row, Sample, plant
+from art_core.batch.forest import Row, plant
+from art_core.batch.sample import Sample
 from art_core.errors import BaseModelError
 from art_core.nn import attention, rows
 from art_core.nn.rows import Score

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from art_core.batch.forest import Row, Sample, plant
+from art_core.batch.forest import Row, plant
 from art_core.batch.leaves import common_prefix
+from art_core.batch.sample import Sample
 from art_core.errors import GroupError
 from art_core.training.policy_losses import clipped
 from tests.core.samples import ancestors, make_sample, random_calls

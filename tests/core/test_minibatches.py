@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from art_core.batch.forest import Sample
 from art_core.batch.minibatches import minibatches
+from art_core.batch.sample import Sample
 from art_core.config import TrainConfig
 from tests.core.samples import make_sample, random_calls
 

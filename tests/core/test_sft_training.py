@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from art_core.batch.forest import Sample
+from art_core.batch.sample import Sample
 from art_core.config import TrainConfig, TrainSFTConfig
 from art_core.errors import ConfigError, TrainingError
 from art_core.nn.lora import LoraModel

@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from art_core.batch.forest import Sample, plant
+from art_core.batch.forest import plant
 from art_core.batch.minibatches import minibatches
+from art_core.batch.sample import Sample
 from art_core.config import LoraSettings, TrainConfig
 from art_core.errors import CheckpointError, GroupError, NonFiniteStep, TrainingError
 from art_core.nn.lora import LoraModel

@@ -14,6 +14,7 @@ pytest.importorskip("torch", reason="art-langgraph[train] is not installed")
 import torch
 
 from art_core.batch.forest import plant
+from art_core.batch.leaves import leaves_of
 from art_core.config import EngineConfig
 from art_core.engine.embedded import EmbeddedEngine
 from art_core.engine.tokenizer import ByteTokenizer
@@ -23,7 +24,7 @@ from art_core.nn.flex import padded_length
 from art_core.nn.head import find_head
 from art_core.nn.lora import LoraModel
 from art_core.training.logprobs import chunk_size, entry_logprobs, tree_row
-from art_core.training.rows import chains, rows_for
+from art_core.training.rows import rows_for
 from tests.core.families import make_model
 from tests.core.samples import make_sample, random_calls
 
@@ -67,11 +68,11 @@ def test_logits_made_in_an_unknown_way_are_refused() -> None:
         find_head(matrix, model.config, hidden, matrix(hidden) ** 3, tolerance=1e-5)
 
 
-def test_chains_hold_what_extends_each_other() -> None:
+def test_a_leaf_holds_what_extends_each_other() -> None:
     """[1 2 3], then [1 2 3 4 5], extend each other; [1 2 9] does not."""
     calls = [([1, 2], [3, 4]), ([1, 2, 3, 4], [5, 6]), ([1, 2], [9, 9])]
     samples = [make_sample(prompt, sampled, call=i) for i, (prompt, sampled) in enumerate(calls)]
-    assert [[s.call for s in chain] for chain in chains(samples)] == [[0, 1], [2]]
+    assert [[s.call for s in leaf.samples] for leaf in leaves_of(samples)] == [[0, 1], [2]]
 
 
 def test_models_that_share_nothing_get_rows_of_one_sequence() -> None:

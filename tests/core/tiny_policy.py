@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from art_core.batch.forest import Sample
+from art_core.batch.sample import Sample
 from art_core.config import LoraSettings
 from art_core.nn.lora import LoraModel
 

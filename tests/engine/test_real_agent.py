@@ -21,7 +21,8 @@ from langchain.agents.middleware import ModelCallLimitMiddleware
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
 from langgraph.graph import END, START, MessagesState, StateGraph
 
-from art_core.batch.forest import Sample, plant
+from art_core.batch.forest import plant
+from art_core.batch.sample import Sample
 from art_core.capture import Target
 from art_core.config import SamplingConfig
 from art_core.nn.lora import LoraModel

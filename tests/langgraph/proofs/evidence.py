@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from art_core.batch.forest import Row, Sample, plant
+from art_core.batch.forest import Row, plant
+from art_core.batch.sample import Sample
 from art_core.calls import ModelCall
 from art_core.records import TokenRecord
 from art_core.trajectories import Trajectory
