@@ -8,13 +8,13 @@ the adapter as it was. The rows, the attention and the head are those of the pol
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from art_core.batch.forest import Row, Sample
+from art_core.batch.forest import Row
+from art_core.batch.sample import Sample
 from art_core.batch.supervised import shares
 from art_core.config import TrainSFTConfig
 from art_core.errors import ConfigError
@@ -44,7 +44,6 @@ def train_supervised(
         ConfigError: there are fewer learning rates than batches.
         TrainingError: a step failed, or something was not finite. The adapter is unchanged.
     """
-    begun = time.perf_counter()
     rates = _rates(config, len(batches))
     steps = [(batch, rate) for batch, rate in zip(batches, rates, strict=True) if batch]
     samples = [sample for batch in batches for sample in batch]
@@ -66,12 +65,7 @@ def train_supervised(
             "tokens_computed": watch.total,
         }
 
-    return {
-        **trainer.attempt(work, samples, config.max_tokens_per_row, on_progress),
-        "tokens_trained": sum(len(s.sampled_ids) for s in samples),
-        "tokens_naive": sum(len(s.prompt_ids) + len(s.sampled_ids) for s in samples),
-        "train_seconds": time.perf_counter() - begun,
-    }
+    return trainer.attempt(work, samples, config.max_tokens_per_row, on_progress)
 
 
 def _update(
@@ -104,7 +98,7 @@ def supervised_loss(
 
 def _rows(model: LoraModel, batch: Sequence[Sample], size: int) -> list[Row]:
     """Rows of at most `size` positions, unless one answer alone needs more."""
-    return rows_for(model, shares(batch), max(size, *(len(sample.path) for sample in batch)))
+    return rows_for(model, shares(batch), max(size, *(sample.positions for sample in batch)))
 
 
 def _loss(model: LoraModel, row: Row) -> Tensor:

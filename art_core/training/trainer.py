@@ -18,8 +18,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from art_core.batch.forest import Row, Sample
+from art_core.batch.forest import Row
 from art_core.batch.minibatches import minibatches
+from art_core.batch.sample import Sample
 from art_core.config import TrainConfig, TrainSFTConfig
 from art_core.errors import ARTError, TrainingError
 from art_core.nn.lora import LoraModel
@@ -122,7 +123,6 @@ class Trainer:
             TrainingError: torch failed, or memory ran out twice. The adapter is unchanged.
             CheckpointError: the reference is no adapter of this base model.
         """
-        begun = time.perf_counter()
 
         def work(watch: Watch, row_size: int) -> dict[str, float]:
             key = (self._state.seed % 2**64, self._state.updates)
@@ -131,12 +131,7 @@ class Trainer:
             watch.plan(updates)
             return self._learn(samples, updates, config, reference, watch)
 
-        return {
-            **self.attempt(work, samples, config.max_tokens_per_row, on_progress),
-            "tokens_trained": sum(len(s.sampled_ids) for s in samples),
-            "tokens_naive": sum(len(s.prompt_ids) + len(s.sampled_ids) for s in samples),
-            "train_seconds": time.perf_counter() - begun,
-        }
+        return self.attempt(work, samples, config.max_tokens_per_row, on_progress)
 
     def attempt(
         self,
@@ -145,7 +140,7 @@ class Trainer:
         row_size: int,
         on_progress: OnProgress | None,
     ) -> dict[str, float]:
-        """Do `work`; an error undoes it.
+        """Do `work`, and add how much it was and how long it took; an error undoes it.
 
         If memory runs out, it is tried once more with rows of half the size, from the beginning.
 
@@ -155,14 +150,20 @@ class Trainer:
         Raises:
             TrainingError: torch failed, or memory ran out twice.
         """
-        longest = max(len(sample.path) for sample in samples)
+        begun = time.perf_counter()
+        longest = max(sample.positions for sample in samples)
         found = self._try(work, longest, row_size, on_progress)
         if isinstance(found, OutOfMemory) and found.smaller is not None:
             free()
             found = self._try(work, longest, found.smaller, on_progress)
         if isinstance(found, OutOfMemory):
             raise found.error()
-        return found
+        return {
+            **found,
+            "tokens_trained": sum(len(s.sampled_ids) for s in samples),
+            "tokens_naive": sum(len(s.prompt_ids) + len(s.sampled_ids) for s in samples),
+            "train_seconds": time.perf_counter() - begun,
+        }
 
     def _try(
         self, work: Work, longest_call: int, row_size: int, on_progress: OnProgress | None
