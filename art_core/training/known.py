@@ -17,8 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from art_core.batch.forest import Entries, Float, Row
-from art_core.batch.sample import Sample
+from art_core.batch.forest import Float, Int, Row
 from art_core.config import TrainConfig
 from art_core.nn.lora import LoraModel
 from art_core.training import kl
@@ -35,8 +34,6 @@ class KnownRow:
     old: Float
     """What ratios are against; NaN: the policy of the moment, so that the ratio is 1."""
     advantage: Float
-    staleness: Float
-    """Steps."""
     sampler: Float | None = None
     """The sampler's logprobs where they are weighed against `old`, and `old` itself where they are
     distorted. None: there is nothing to weigh."""
@@ -53,7 +50,7 @@ class KnownRow:
         """With what the policy of the moment says of the entries."""
         device, entries = logprobs.device, self.row.entries
 
-        def tensor(values: Float) -> Tensor:
+        def tensor(values: Float | Int) -> Tensor:
             return torch.as_tensor(values, device=device).to(logprobs.dtype)
 
         old, out = tensor(self.old), self.left_out
@@ -66,7 +63,7 @@ class KnownRow:
             call=torch.as_tensor(entries.call, device=device),
             sampler=None if self.sampler is None else tensor(self.sampler),
             reference=None if self.reference is None else tensor(self.reference),
-            staleness=tensor(self.staleness),
+            staleness=tensor(entries.staleness),
             left_out=None if out is None else torch.as_tensor(out, device=device),
         )
 
@@ -75,7 +72,6 @@ def known_rows(
     model: LoraModel,
     name: str,
     updates: Sequence[Sequence[Row]],
-    samples: Sequence[Sample],
     config: TrainConfig,
     reference: Path | None,
 ) -> tuple[list[list[KnownRow]], dict[str, float]]:
@@ -88,19 +84,15 @@ def known_rows(
     Raises:
         CheckpointError: the reference is no adapter of this base model.
     """
-    lengths = {s.call: len(s.sampled_ids) for s in samples}
-    staleness = {s.call: float(s.staleness) for s in samples}
     shaped = bool(config.kl_penalty_coef) and config.kl_penalty in ("advantage", "reward")
     rows = []
     every = shaped or config.old_logprobs == "recomputed" or config.entropy_top_share < 1.0
     with model.acting(name):
         for row in (row for update in updates for row in update):
-            _check_whole(row.entries, lengths)
             now = entropy = None
             if every or (len(updates) > 1 and row.entries.distorted.any()):
                 now, entropy = _passed(model, row)
-            stale = np.array([staleness[c] for c in row.entries.call.tolist()])
-            rows.append(replace(_begun(row, now, stale, config), entropy=entropy))
+            rows.append(replace(_begun(row, now, config), entropy=entropy))
     if config.entropy_top_share < 1.0:
         rows = _of_high_entropy(rows, config.entropy_top_share)
     figures: dict[str, float] = {}
@@ -113,19 +105,13 @@ def known_rows(
     return [[next(following) for _ in update] for update in updates], figures
 
 
-def _check_whole(entries: Entries, lengths: dict[int, int]) -> None:
-    """A call is never parted over two rows: forms that look at whole calls lean on it."""
-    for call, count in zip(*np.unique(entries.call, return_counts=True), strict=True):
-        assert lengths[int(call)] == count, f"call {call} was parted"
-
-
-def _begun(row: Row, now: Float | None, staleness: Float, config: TrainConfig) -> KnownRow:
+def _begun(row: Row, now: Float | None, config: TrainConfig) -> KnownRow:
     entries = row.entries
     recomputed = np.full(len(entries), np.nan) if now is None else now
     old, sampler = np.where(entries.distorted, recomputed, entries.logprob), None
     if config.old_logprobs == "recomputed":
         old, sampler = recomputed, np.where(entries.distorted, recomputed, entries.logprob)
-    return KnownRow(row, old, entries.advantage, staleness, sampler=sampler, now=now)
+    return KnownRow(row, old, entries.advantage, sampler=sampler, now=now)
 
 
 def _passed(model: LoraModel, row: Row) -> tuple[Float, Float]:

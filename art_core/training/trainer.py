@@ -129,7 +129,7 @@ class Trainer:
             parts = minibatches(samples, config, key=key)
             updates = [rows_for(self._model, part, row_size) for part in parts]
             watch.plan(updates)
-            return self._learn(samples, updates, config, reference, watch)
+            return self._learn(updates, config, reference, watch)
 
         return self.attempt(work, samples, config.max_tokens_per_row, on_progress)
 
@@ -186,13 +186,12 @@ class Trainer:
 
     def _learn(
         self,
-        samples: Sequence[Sample],
         updates: Sequence[Sequence[Row]],
         config: TrainConfig,
         reference: Path | None,
         watch: Watch,
     ) -> dict[str, float]:
-        known, figures = known_rows(self._model, self._name, updates, samples, config, reference)
+        known, figures = known_rows(self._model, self._name, updates, config, reference)
         with self.training():
             each = [self._update(rows, config, watch) for rows in known]
         mean = {key: math.fsum(f[key] for f in each) / len(each) for key in each[0]}
