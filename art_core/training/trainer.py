@@ -200,6 +200,7 @@ class Trainer:
             **figures,
             "ratio_min": min(f["ratio_min"] for f in each),
             "ratio_max": max(f["ratio_max"] for f in each),
+            "tokens_beyond": sum(f["tokens_beyond"] for f in each),
             # Before the first update `old` is what the sampler said, or `kl_sampler` is there.
             "kl_sampler": mean.get("kl_sampler", each[0]["kl"]),
             "old_recomputed": float(config.old_logprobs == "recomputed"),
@@ -353,4 +354,5 @@ def _figures(parts: Sequence[LossParts], weight: float) -> dict[str, float]:
         **sums,
         "ratio_min": min(float(part.ratio_min) for part in parts),
         "ratio_max": max(float(part.ratio_max) for part in parts),
+        "tokens_beyond": sum(int(part.beyond) for part in parts),
     }
