@@ -227,6 +227,8 @@ class TrainSFTConfig(_Config):
     weight_decay: float = Field(0.0, ge=0.0)
     max_tokens_per_row: int = Field(4096, ge=16)
     """Positions computed at once, unless one answer alone needs more."""
+    max_nonfinite_steps: int = Field(3, ge=1)
+    """As in `TrainConfig`. A call that has one such optimizer step learns nothing."""
 
     @model_validator(mode="after")
     def _is_possible(self) -> TrainSFTConfig:

@@ -121,7 +121,7 @@ def select(
         trajectories += len(speak)
         trained += bool(speak)
         skipped += [
-            Skipped(found.index, f"trajectory {one.index}: {one.why_silent}", 1)
+            Skipped(found.index, f"trajectory {one.index}: {one.why_silent}", 1, one.index)
             for one in found.candidates
             if one.why_silent is not None
         ]
@@ -153,13 +153,13 @@ def _candidates(
         try:
             yield check(trajectory, i, where)
         except NotFinite as error:
-            skipped.append(Skipped(index, f"trajectory {i}: {error}", 1))
+            skipped.append(Skipped(index, f"trajectory {i}: {error}", 1, i))
         except RewardError:
             raise
         except GroupError as error:
             if config.unfit == "refuse":
                 raise
-            skipped.append(Skipped(index, f"trajectory {i}: {error}", 1))
+            skipped.append(Skipped(index, f"trajectory {i}: {error}", 1, i))
 
 
 def _why_not(candidates: Sequence[Candidate], failures: int, config: TrainConfig) -> str | None:

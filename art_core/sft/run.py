@@ -40,7 +40,8 @@ class SFTResult:
     best_step: int | None = None
     """The step with the lowest of them."""
     left_out: int = 0
-    """Rows that were left out in this call, too long or refused by the chat template."""
+    """Rows that were left out in this call: too long, refused by the chat template, or of steps
+    that were not finite."""
     left_out_why: str | None = None
     """Of the first of them."""
 
@@ -250,12 +251,14 @@ class _Run:
                 batches = plan.chunk(place.rows, end, self.chunk)
                 place, first = self._after(place, batches), plan.step_at(place.rows)
                 try:
-                    results.append(await self._train(batches, first, place))
-                    left_out += len(results[-1].skipped)
-                    why = why or next((skip.reason for skip in results[-1].skipped), None)
+                    result = await self._train(batches, first, place)
+                    if result.trained:
+                        results.append(result)
+                    left_out += len(result.skipped) if result.trained else _rows_in(batches)
+                    why = why or next(iter(result.reasons), None)
                 except NoTrainableTokens as error:  # of these few; others may be well
                     refused = error
-                    left_out += sum(map(len, batches))
+                    left_out += _rows_in(batches)
                     why = why or str(error)
                 told = f"loss {results[-1].metrics['loss']:.3f}" if results else ""
                 display.show(plan.step_at(place.rows), plan.steps, told)
@@ -277,7 +280,7 @@ class _Run:
         )
 
     def _after(self, place: _Place, batches: list[list[int]]) -> _Place:
-        return replace(place, rows=place.rows + sum(map(len, batches)))
+        return replace(place, rows=place.rows + _rows_in(batches))
 
     def _bookmark(self, place: _Place) -> Bookmark:
         return Bookmark(self.name, self.plan.bookmark(place))
@@ -307,6 +310,10 @@ class _Run:
         return replace(
             place, losses=losses, stopped=self.patience is not None and since >= self.patience
         )
+
+
+def _rows_in(batches: list[list[int]]) -> int:
+    return sum(map(len, batches))
 
 
 def _held_out(path: str | Path, skip_refused: bool) -> list[Trajectory]:

@@ -189,7 +189,7 @@ def test_the_run_folder_tells_what_happened(undisturbed: Played) -> None:
     lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 1]
     assert [line["train/reward"] for line in lines] == [5 / 8, 3 / 8]
-    assert all(line["train/trained"] and line["train/skipped"] == 0 for line in lines)
+    assert all(line["train/trained"] and line["train/trajectories_skipped"] == 0 for line in lines)
     assert {"train/loss", "train/grad_norm", "train/entropy"} <= lines[0].keys()
     assert steps_on_disk(undisturbed.runs) == ["0000", "0001", "0002"]
     assert all(path.is_file() for path in undisturbed.files)
@@ -555,8 +555,15 @@ async def test_groups_that_teach_nothing_make_no_step(
         assert steps_on_disk(tmp_path) == ["0000"]
         mixed = await model.train([equal, *undisturbed.groups[0]], CONFIG)
         assert (mixed.step, [s.group for s in mixed.skipped]) == (1, [0])
-    line = json.loads((run_folder(tmp_path) / "history.jsonl").read_text().splitlines()[0])
-    assert (line["train/trained"], line["train/skipped"]) == (0, 2)
+        one, *others = undisturbed.groups[1][0]
+        failed = one.model_copy(update={"reward": math.nan})
+        partly = await model.train([art.TrajectoryGroup([failed, *others]), equal], CONFIG)
+        assert [(s.group, s.trajectory) for s in partly.skipped] == [(0, 0), (1, None)]
+    history = (run_folder(tmp_path) / "history.jsonl").read_text()
+    lines = [json.loads(x) for x in history.splitlines()]
+    told = [(x["train/groups_skipped"], x["train/trajectories_skipped"]) for x in lines]
+    assert told == [(2, 4), (1, 4), (1, 5)], "a group whole, and one trajectory by itself"
+    assert [x["train/trained"] for x in lines] == [0, 1, 1]
     assert trained_bytes(tmp_path, 1) == trained_bytes(undisturbed.runs, 1)
 
 
