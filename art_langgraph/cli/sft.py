@@ -67,8 +67,8 @@ def train(
 ) -> None:
     """Train an adapter on the answers in a file. Started again, it goes on with the next row.
 
-    A loop goes on from it with a model of the same name, project, base model and path: the last line
-    is how it is written.
+    A loop goes on from it with a model of the same name, project, base model and path; the last
+    line shows how that is written.
     """
     from art_langgraph.cli.train_extra import check_installed
 
