@@ -7,6 +7,7 @@ moment and started again, it goes on with the row that the newest checkpoint has
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,9 +19,11 @@ from art_core.config import TrainSFTConfig
 from art_core.errors import ConfigError, NoTrainableTokens
 from art_core.model import TrainableModel
 from art_core.progress import progress
-from art_core.sft.file import ConversationFile, as_trajectory, check_numbers, iterate_file
+from art_core.sft.file import ConversationFile, as_trajectory, check_numbers
 from art_core.sft.schedule import Schedule, create_lr_schedule
 from art_core.trajectories import Trajectory
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,8 @@ async def train_sft_from_file(
             Another name begins anew.
         config: for what is not said above; its learning rate and batch size are not used.
         eval_file: a file whose loss is logged as "val/sft_loss" before the first step and after
-            each.
+            each. Where it is another than before, its losses begin anew, and a run that was
+            stopped early by the old one goes on.
         patience: stop when that loss was not lower than its lowest for so many steps.
         drop_repeats: leave out rows that say the same as an earlier one.
 
@@ -132,6 +136,7 @@ async def train_sft_from_file(
             patience=patience,
         )
         place = plan.place((await model.bookmarks()).get(name), initial_step)
+        place = place.seen_with(run.held_out)
         return await run.go_on(place, shown=verbose)
 
 
@@ -144,6 +149,23 @@ class _Place:
     losses: tuple[tuple[int, float], ...] = ()
     """(step, loss of the held-out file) so far."""
     stopped: bool = False
+    eval_fingerprint: str | None = None
+    """Of the held-out file that the losses are of; None: there are none."""
+
+    def seen_with(self, held_out: _HeldOut | None) -> _Place:
+        """Without the losses of another held-out file, and what they decided."""
+        if held_out is None or self.eval_fingerprint in (None, held_out.fingerprint):
+            return self
+        _log.info("the held-out file is another than before: its losses begin anew")
+        return _Place(self.rows)
+
+
+@dataclass(frozen=True)
+class _HeldOut:
+    """What is looked at and never trained."""
+
+    rows: list[Trajectory]
+    fingerprint: str
 
 
 @dataclass(frozen=True)
@@ -212,11 +234,18 @@ class _Plan:
                     "own: train_sft_from_file(..., name=...).",
                 )
         losses = tuple((int(step), float(loss)) for step, loss in kept["losses"])
-        return _Place(int(kept["rows"]), losses, bool(kept["stopped"]))
+        # Places of before the fingerprint was kept may have losses of any file.
+        of = kept.get("eval_fingerprint") or ("unknown" if losses else None)
+        return _Place(int(kept["rows"]), losses, bool(kept["stopped"]), of)
 
     def bookmark(self, place: _Place) -> dict[str, Any]:
         losses = [list(pair) for pair in place.losses]
-        kept = {"rows": place.rows, "losses": losses, "stopped": place.stopped}
+        kept = {
+            "rows": place.rows,
+            "losses": losses,
+            "stopped": place.stopped,
+            "eval_fingerprint": place.eval_fingerprint,
+        }
         return {**kept, **self.identity}
 
 
@@ -229,7 +258,7 @@ class _Run:
     config: TrainSFTConfig
     last: int
     chunk: int
-    held_out: list[Trajectory] | None
+    held_out: _HeldOut | None
     patience: int | None
 
     async def go_on(self, place: _Place, *, shown: bool) -> SFTResult:
@@ -302,13 +331,16 @@ class _Run:
         step = await self.model.get_step()
         if self.held_out is None or (place.losses and place.losses[-1][0] == step):
             return place
-        loss = await self.model.sft_loss(self.held_out, self.config)
+        loss = await self.model.sft_loss(self.held_out.rows, self.config)
         await self.model.log(split="val", metrics={"sft_loss": loss}, step=step)
         losses = (*place.losses, (step, loss))
         lowest = min(range(len(losses)), key=lambda i: losses[i][1])
         since = len(losses) - 1 - lowest
         return replace(
-            place, losses=losses, stopped=self.patience is not None and since >= self.patience
+            place,
+            losses=losses,
+            stopped=self.patience is not None and since >= self.patience,
+            eval_fingerprint=self.held_out.fingerprint,
         )
 
 
@@ -316,5 +348,8 @@ def _rows_in(batches: list[list[int]]) -> int:
     return sum(map(len, batches))
 
 
-def _held_out(path: str | Path, skip_refused: bool) -> list[Trajectory]:
-    return list(iterate_file(path, shuffle_buffer_size=1, skip_refused=skip_refused))
+def _held_out(path: str | Path, skip_refused: bool) -> _HeldOut:
+    with ConversationFile(path) as file:
+        file.require(skip_refused=skip_refused)
+        rows = [as_trajectory(file[row]) for row in range(len(file))]
+        return _HeldOut(rows, file.fingerprint)

@@ -189,6 +189,26 @@ async def test_the_held_out_loss_is_logged_and_stops_a_run_that_gets_worse(
     assert (again.finished, more, again.step) == (True, [], result.step + 1), "it stays stopped"
 
 
+async def test_losses_of_another_held_out_file_stop_nothing(
+    tiny_llama: Path, tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """A file that was stopped early by what contradicts it goes on when the held-out file is
+    mended in its place; what the new one says is compared with itself alone.
+    """
+    held_out, runs = tmp_path / "held_out.jsonl", tmp_path / "runs"
+    turns = [{"role": "user", "content": "q1"}, {"role": "assistant", "content": "zzz"}]
+    held_out.write_text(json.dumps({"messages": turns}) + "\n")
+    options: dict[str, Any] = {"eval_file": held_out, "patience": 2, "peak_lr": 5e-2}
+    stopped, seen = await passes(tiny_llama, runs, undisturbed.file, **options)
+    assert (stopped.finished, len(seen) < LAST - 1) == (True, True)
+    held_out.write_text(undisturbed.file.read_text())
+    options["final_step"] = len(seen) + 2
+    result, more = await passes(tiny_llama, runs, undisturbed.file, **options)
+    assert seen + more == undisturbed.seen[: len(seen) + 2]
+    assert len(result.eval_losses) == len(more) + 1, "none of the old file's"
+    assert not set(result.eval_losses) & set(stopped.eval_losses)
+
+
 class OnceWild(WatchedBackend):
     """Its second call has a learning rate that makes weights infinite."""
 
