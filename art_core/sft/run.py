@@ -7,9 +7,9 @@ moment and started again, it goes on with the row that the newest checkpoint has
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,14 @@ from art_core.backend import TrainResult
 from art_core.bookmarks import Bookmark
 from art_core.config import TrainSFTConfig
 from art_core.errors import ConfigError, NoTrainableTokens
+from art_core.given import no_dev_config
 from art_core.model import TrainableModel
 from art_core.progress import progress
 from art_core.sft.file import ConversationFile, as_trajectory, check_numbers
+from art_core.sft.place import Place, identity_of, place_of
+from art_core.sft.plan import Plan, rows_in
 from art_core.sft.schedule import Schedule, create_lr_schedule
 from art_core.trajectories import Trajectory
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ async def train_sft_from_file(
     warmup_ratio: float = 0.1,
     initial_step: int = 0,
     final_step: int | None = None,
+    _config: Mapping[str, Any] | None = None,
     verbose: bool = False,
     shuffle_buffer_size: int = 10_000,
     *,
@@ -85,6 +87,7 @@ async def train_sft_from_file(
         initial_step: optimizer steps that are left out at the beginning, of a run that is new.
         final_step: stop after this optimizer step, counted over all epochs; calling again with a
             later one goes on.
+        _config: ART's; refused unless it is empty.
         verbose: show how far it is.
         shuffle_buffer_size, skip_refused: as in `iterate_file`.
         seed: of the orders.
@@ -100,11 +103,12 @@ async def train_sft_from_file(
 
     Raises:
         DataFileError: a file can't be read, or has a bad row or none.
-        ConfigError: a setting can't work, or the file or the seed is another than the one that the
-            model's checkpoint has a place in.
+        ConfigError: a setting can't work or is in `_config`, or the file or the seed is another
+            than the one that the model's checkpoint has a place in.
         NoTrainableTokens: no row of the file can be trained.
         As `TrainableModel.train_sft`.
     """
+    no_dev_config(_config)
     check_numbers(
         epochs=epochs,
         batch_size=batch_size,
@@ -120,12 +124,14 @@ async def train_sft_from_file(
         raise ConfigError("patience", got=patience, expected="1 or more, with an eval_file")
     with ConversationFile(file_path, drop_repeats=drop_repeats) as file:
         file.require(skip_refused=skip_refused)
-        plan = _Plan(file, epochs, batch_size, seed, shuffle_buffer_size)
-        name = name or Path(file_path).name
+        order = partial(file.order, seed=seed, window=shuffle_buffer_size)
+        plan = Plan(len(file), epochs, batch_size, order)
         run = _Run(
             model=model,
+            file=file,
             plan=plan,
-            name=name,
+            name=name or Path(file_path).name,
+            identity=identity_of(file, seed=seed, window=shuffle_buffer_size),
             rates=create_lr_schedule(
                 plan.steps, peak_lr, schedule_type, int(warmup_ratio * plan.steps)
             ),
@@ -135,29 +141,7 @@ async def train_sft_from_file(
             held_out=None if eval_file is None else _held_out(eval_file, skip_refused),
             patience=patience,
         )
-        place = plan.place((await model.bookmarks()).get(name), initial_step)
-        place = place.seen_with(run.held_out)
-        return await run.go_on(place, shown=verbose)
-
-
-@dataclass(frozen=True)
-class _Place:
-    """How far a run over a file has come."""
-
-    rows: int
-    """Given out and trained, over all epochs."""
-    losses: tuple[tuple[int, float], ...] = ()
-    """(step, loss of the held-out file) so far."""
-    stopped: bool = False
-    eval_fingerprint: str | None = None
-    """Of the held-out file that the losses are of; None: there are none."""
-
-    def seen_with(self, held_out: _HeldOut | None) -> _Place:
-        """Without the losses of another held-out file, and what they decided."""
-        if held_out is None or self.eval_fingerprint in (None, held_out.fingerprint):
-            return self
-        _log.info("the held-out file is another than before: its losses begin anew")
-        return _Place(self.rows)
+        return await run.go_on(await run.begin(initial_step), shown=verbose)
 
 
 @dataclass(frozen=True)
@@ -169,91 +153,12 @@ class _HeldOut:
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """Which rows come when: depends on the file, the seed and the epoch, not on batches."""
-
-    file: ConversationFile
-    epochs: int
-    batch: int
-    seed: int
-    window: int
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return -(-len(self.file) // self.batch)
-
-    @property
-    def steps(self) -> int:
-        return self.epochs * self.steps_per_epoch
-
-    def step_at(self, rows: int) -> int:
-        """Optimizer steps that lie before row `rows`, in batches of today's size."""
-        epoch, begin = divmod(rows, len(self.file))
-        return epoch * self.steps_per_epoch + begin // self.batch
-
-    def rows_at(self, step: int) -> int:
-        epoch, done = divmod(step, self.steps_per_epoch)
-        return epoch * len(self.file) + done * self.batch
-
-    def chunk(self, rows: int, end: int, size: int) -> list[list[int]]:
-        """At most `size` batches from row `rows` on, of one epoch: rows of the file."""
-        epoch, begin = divmod(rows, len(self.file))
-        order = self.file.order(epoch, seed=self.seed, window=self.window)
-        last = min(len(order), begin + end - rows, begin + size * self.batch)
-        return [order[at : min(at + self.batch, last)] for at in range(begin, last, self.batch)]
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What the order of the rows depends on."""
-        return {
-            "fingerprint": self.file.fingerprint,
-            "rows_in_file": len(self.file),
-            "seed": self.seed,
-            "shuffle_buffer_size": self.window,
-        }
-
-    def place(self, kept: Mapping[str, Any] | None, initial_step: int) -> _Place:
-        """Where to begin.
-
-        Raises:
-            ConfigError: `kept` is of another file or order, or there is no such initial step.
-        """
-        if kept is None:
-            if initial_step > self.steps:
-                raise ConfigError(
-                    "initial_step", got=initial_step, expected=f"one of the run's {self.steps}"
-                )
-            return _Place(self.rows_at(initial_step))
-        for key, own in self.identity.items():
-            if kept.get(key) != own:
-                raise ConfigError(
-                    f"the model's checkpoint has a place in another file or order: its {key!r}",
-                    got=own,
-                    expected=repr(kept.get(key)),
-                    fix="Go on with the same file and settings, or give this run a name of its "
-                    "own: train_sft_from_file(..., name=...).",
-                )
-        losses = tuple((int(step), float(loss)) for step, loss in kept["losses"])
-        # Places of before the fingerprint was kept may have losses of any file.
-        of = kept.get("eval_fingerprint") or ("unknown" if losses else None)
-        return _Place(int(kept["rows"]), losses, bool(kept["stopped"]), of)
-
-    def bookmark(self, place: _Place) -> dict[str, Any]:
-        losses = [list(pair) for pair in place.losses]
-        kept = {
-            "rows": place.rows,
-            "losses": losses,
-            "stopped": place.stopped,
-            "eval_fingerprint": place.eval_fingerprint,
-        }
-        return {**kept, **self.identity}
-
-
-@dataclass(frozen=True)
 class _Run:
     model: TrainableModel[Any]
-    plan: _Plan
+    file: ConversationFile
+    plan: Plan
     name: str
+    identity: dict[str, Any]
     rates: list[float]
     config: TrainSFTConfig
     last: int
@@ -261,7 +166,24 @@ class _Run:
     held_out: _HeldOut | None
     patience: int | None
 
-    async def go_on(self, place: _Place, *, shown: bool) -> SFTResult:
+    async def begin(self, initial_step: int) -> Place:
+        """Where the model's checkpoint has left the file off, or else before `initial_step`.
+
+        Raises:
+            ConfigError: it is in another file or order, or there is no such initial step.
+        """
+        kept = (await self.model.bookmarks()).get(self.name)
+        if kept is not None:
+            return place_of(kept, self.identity).seen_with(
+                None if self.held_out is None else self.held_out.fingerprint
+            )
+        if initial_step > self.plan.steps:
+            raise ConfigError(
+                "initial_step", got=initial_step, expected=f"one of the run's {self.plan.steps}"
+            )
+        return Place(self.plan.rows_at(initial_step))
+
+    async def go_on(self, place: Place, *, shown: bool) -> SFTResult:
         """Train from `place` to the end.
 
         Raises:
@@ -283,11 +205,11 @@ class _Run:
                     result = await self._train(batches, first, place)
                     if result.trained:
                         results.append(result)
-                    left_out += len(result.skipped) if result.trained else _rows_in(batches)
+                    left_out += len(result.skipped) if result.trained else rows_in(batches)
                     why = why or next(iter(result.reasons), None)
                 except NoTrainableTokens as error:  # of these few; others may be well
                     refused = error
-                    left_out += _rows_in(batches)
+                    left_out += rows_in(batches)
                     why = why or str(error)
                 told = f"loss {results[-1].metrics['loss']:.3f}" if results else ""
                 display.show(plan.step_at(place.rows), plan.steps, told)
@@ -299,7 +221,7 @@ class _Run:
         best = min(place.losses, key=lambda pair: pair[1], default=None)
         return SFTResult(
             step=await self.model.get_step(),
-            finished=place.stopped or place.rows >= plan.epochs * len(plan.file),
+            finished=place.stopped or place.rows >= plan.rows,
             updates=plan.step_at(place.rows),
             loss=results[-1].metrics["loss"] if results else None,
             eval_losses=[loss for _, loss in place.losses],
@@ -308,22 +230,22 @@ class _Run:
             left_out_why=why,
         )
 
-    def _after(self, place: _Place, batches: list[list[int]]) -> _Place:
-        return replace(place, rows=place.rows + _rows_in(batches))
+    def _after(self, place: Place, batches: list[list[int]]) -> Place:
+        return replace(place, rows=place.rows + rows_in(batches))
 
-    def _bookmark(self, place: _Place) -> Bookmark:
-        return Bookmark(self.name, self.plan.bookmark(place))
+    def _bookmark(self, place: Place) -> Bookmark:
+        return Bookmark(self.name, place.kept(self.identity))
 
-    async def _train(self, batches: list[list[int]], first: int, after: _Place) -> TrainResult:
+    async def _train(self, batches: list[list[int]], first: int, after: Place) -> TrainResult:
         """Optimizer steps from `first` on, one a batch; `after` is kept with what they learned."""
         rates = tuple(self.rates[first : first + len(batches)])
         config = self.config.model_copy(
             update={"learning_rate": rates, "batch_size": self.plan.batch}
         )
-        rows = [as_trajectory(self.plan.file[row]) for batch in batches for row in batch]
+        rows = [as_trajectory(self.file[row]) for batch in batches for row in batch]
         return await self.model.train_sft(rows, config, bookmark=self._bookmark(after))
 
-    async def _look(self, place: _Place) -> _Place:
+    async def _look(self, place: Place) -> Place:
         """The held-out loss of the step as it is now, and whether it is time to stop.
 
         Done before each chunk, so that a run which was killed after a chunk was saved looks again.
@@ -342,10 +264,6 @@ class _Run:
             stopped=self.patience is not None and since >= self.patience,
             eval_fingerprint=self.held_out.fingerprint,
         )
-
-
-def _rows_in(batches: list[list[int]]) -> int:
-    return sum(map(len, batches))
 
 
 def _held_out(path: str | Path, skip_refused: bool) -> _HeldOut:
