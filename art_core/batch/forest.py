@@ -44,6 +44,8 @@ class Entries:
     trajectory: Int
     staleness: Int
     """Steps that the policy being trained is ahead of the one that sampled."""
+    observed: npt.NDArray[np.bool_]
+    """What the environment said, not the policy."""
 
     def __len__(self) -> int:
         return len(self.position)
@@ -170,4 +172,5 @@ def _entries(samples: Sequence[Sample], positions: Sequence[Int]) -> Entries:
         call=spread([s.call for s in samples]).astype(np.int64),
         trajectory=spread([s.trajectory for s in samples]).astype(np.int64),
         staleness=spread([s.staleness for s in samples]).astype(np.int64),
+        observed=spread([s.observed for s in samples]).astype(np.bool_),
     )

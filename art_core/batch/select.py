@@ -24,6 +24,8 @@ from art_core.batch.advantages import (
 from art_core.batch.candidates import Candidate, NotFinite, candidate
 from art_core.batch.credit import places, visit_yardsticks
 from art_core.batch.fitting import Misfit
+from art_core.batch.minibatches import acts_without_advantage
+from art_core.batch.observations import observations, observed_sample
 from art_core.batch.sample import Sample
 from art_core.config import TrainConfig
 from art_core.errors import GroupError, RewardError
@@ -117,7 +119,7 @@ def select(
             if one.why_silent is None
         ]
         for trajectory, (one, column) in enumerate(speak, start=trajectories):
-            samples += _samples(one, column, len(samples), trajectory, step)
+            samples += _samples(one, column, len(samples), trajectory, step, config)
         trajectories += len(speak)
         trained += bool(speak)
         skipped += [
@@ -125,8 +127,6 @@ def select(
             for one in found.candidates
             if one.why_silent is not None
         ]
-    if config.zero_advantages == "leave_out":
-        samples = [sample for sample in samples if sample.advantage != 0.0]
     everyone = sum(len(group) for group in groups)
     share = len({sample.trajectory for sample in samples}) / everyone if everyone else 0.0
     skipped.sort(key=lambda skip: skip.group)
@@ -225,25 +225,41 @@ def _measured(group: _Group, plain: Sequence[Yardstick], config: TrainConfig) ->
 
 
 def _samples(
-    one: Candidate, advantages: Sequence[float], first: int, trajectory: int, step: int
+    one: Candidate,
+    advantages: Sequence[float],
+    first: int,
+    trajectory: int,
+    step: int,
+    config: TrainConfig,
 ) -> list[Sample]:
     """`first` is the index of the first of them over the step."""
-    return [
-        Sample.of(
-            call,
-            advantage=advantage,
-            weight=0.0,
-            index=first + i,
-            trajectory=trajectory,
-            staleness=0 if call.step is None else step - call.step,
+    heard: Sequence[int | None] = [None] * len(one.calls)
+    if config.observation_coef:
+        heard = observations(one.calls)
+    found: list[Sample] = []
+    for call, advantage, at in zip(one.calls, advantages, heard, strict=True):
+        if advantage == 0.0 and config.zero_advantages == "leave_out":
+            continue
+        index = first + len(found)
+        if at is not None:
+            found.append(observed_sample(call, at, index=index, trajectory=trajectory))
+            index += 1
+        found.append(
+            Sample.of(
+                call,
+                advantage=advantage,
+                weight=0.0,
+                index=index,
+                trajectory=trajectory,
+                staleness=0 if call.step is None else step - call.step,
+            )
         )
-        for i, (call, advantage) in enumerate(zip(one.calls, advantages, strict=True))
-    ]
+    return found
 
 
 def _teaches(advantages: Sequence[Sequence[Sequence[float]]], config: TrainConfig) -> bool:
     """True if the step has a gradient: an update without one would drift on its momentum."""
-    if config.equal_groups == "keep" and (config.kl_penalty_coef or config.entropy_coef):
+    if config.equal_groups == "keep" and acts_without_advantage(config):
         return True
     found = [a for columns in advantages for column in columns for a in column]
     return not found or any(a != 0.0 for a in found)

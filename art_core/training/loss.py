@@ -67,6 +67,9 @@ class LossParts:
     """At most e^20."""
     beyond: Tensor
     """How many entries were left out of the policy loss or the KL for a ratio above e^20."""
+    observed: Tensor | None = None
+    """Scalar without gradient: the part of `loss` that is the cross-entropy of what was observed.
+    None: nothing was."""
 
 
 def row_loss(
@@ -104,6 +107,11 @@ def row_loss(
             ratio_max=ratio.max(),
             beyond=beyond.sum(),
         )
+
+
+def cross_entropy(logprobs: Tensor, weight: Tensor) -> Tensor:
+    """-sum(weight * n): of what the environment said, ECHO's second loss (arXiv:2605.24517)."""
+    return -(weight * logprobs).sum()
 
 
 def _policy(tokens: Tokens, config: TrainConfig) -> tuple[Terms, dict[str, Tensor], Tensor]:

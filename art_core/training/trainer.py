@@ -28,7 +28,7 @@ from art_core.training.entropy import EntropyBonus
 from art_core.training.finite import check_gradient, check_weights, first_bad
 from art_core.training.known import KnownRow, known_rows
 from art_core.training.logprobs import entry_logprobs
-from art_core.training.loss import LossParts, row_loss
+from art_core.training.loss import LossParts, cross_entropy, row_loss
 from art_core.training.moments import (
     OPTIMIZER,
     TrainerState,
@@ -158,10 +158,11 @@ class Trainer:
             found = self._try(work, longest, found.smaller, on_progress)
         if isinstance(found, OutOfMemory):
             raise found.error()
+        calls = [sample for sample in samples if not sample.observed]
         return {
             **found,
-            "tokens_trained": sum(len(s.sampled_ids) for s in samples),
-            "tokens_naive": sum(len(s.prompt_ids) + len(s.sampled_ids) for s in samples),
+            "tokens_trained": sum(len(s.sampled_ids) for s in calls),
+            "tokens_naive": sum(len(s.prompt_ids) + len(s.sampled_ids) for s in calls),
             "train_seconds": time.perf_counter() - begun,
         }
 
@@ -194,13 +195,14 @@ class Trainer:
         known, figures = known_rows(self._model, self._name, updates, config, reference)
         with self.training():
             each = [self._update(rows, config, watch) for rows in known]
-        mean = {key: math.fsum(f[key] for f in each) / len(each) for key in each[0]}
+        mean = _means(each)
         return {
             **mean,
             **figures,
             "ratio_min": min(f["ratio_min"] for f in each),
             "ratio_max": max(f["ratio_max"] for f in each),
             "tokens_beyond": sum(f["tokens_beyond"] for f in each),
+            "tokens_observed": sum(f["tokens_observed"] for f in each),
             # Before the first update `old` is what the sampler said, or `kl_sampler` is there.
             "kl_sampler": mean.get("kl_sampler", each[0]["kl"]),
             "old_recomputed": float(config.old_logprobs == "recomputed"),
@@ -221,7 +223,7 @@ class Trainer:
             part.loss.backward()
             parts.append(replace(part, loss=part.loss.detach()))
             watch.end(row.row)
-        figures = _figures(parts, sum(float(row.row.entries.weight.sum()) for row in rows))
+        figures = _figures(parts, rows)
         norm = self.descend(figures["loss"], config, config.learning_rate)
         if config.entropy_target is not None:
             bonus_after = bonus.after(
@@ -261,10 +263,15 @@ class Trainer:
         return float(norm)
 
     def _loss(self, known: KnownRow, config: TrainConfig, entropy_coef: float) -> LossParts:
-        tokens = known.tokens(
-            *entry_logprobs(self._model, known.row, entropy_gradient=entropy_coef != 0)
+        logprobs, entropies = entry_logprobs(
+            self._model, known.row, entropy_gradient=entropy_coef != 0
         )
-        return row_loss(tokens, config, entropy_coef=entropy_coef)
+        parts = row_loss(known.tokens(logprobs, entropies), config, entropy_coef=entropy_coef)
+        observed = known.observed(logprobs)
+        if observed is None:
+            return parts
+        told = cross_entropy(*observed)
+        return replace(parts, loss=parts.loss + told, observed=told.detach())
 
     def _named(self) -> dict[str, Tensor]:
         """The parameters under the names that they have in an adapter's file."""
@@ -340,16 +347,30 @@ class Trainer:
         set_moments(self._optimizer, self._parameters, moments, source=folder)
 
 
-def _figures(parts: Sequence[LossParts], weight: float) -> dict[str, float]:
-    """Of an update: the loss as it was differentiated, means of the rest, extremes of the ratio.
+def _means(each: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Of each figure over the updates that have it."""
+    found: dict[str, list[float]] = {}
+    for figures in each:
+        for key, value in figures.items():
+            found.setdefault(key, []).append(value)
+    return {key: math.fsum(values) / len(values) for key, values in found.items()}
 
-    Args:
-        weight: sum of the entries' weights, which is 1 unless a constant divides the loss.
-    """
+
+def _figures(parts: Sequence[LossParts], rows: Sequence[KnownRow]) -> dict[str, float]:
+    """Of an update: the loss as it was differentiated, means of the rest, extremes of the ratio."""
+    # Its sum is 1 unless a constant divides the loss.
+    weight = sum(float(row.row.entries.weight[row.own].sum()) for row in rows)
     sums = {
         name: math.fsum(float(part.sums[name]) for part in parts) / weight for name in parts[0].sums
     }
+    heard = sum(int((~row.own).sum()) for row in rows)
+    if heard:
+        share = sum(float(row.row.entries.weight[~row.own].sum()) for row in rows)
+        sums["observation_loss"] = (
+            math.fsum(float(part.observed) for part in parts if part.observed is not None) / share
+        )
     return {
+        "tokens_observed": heard,
         "loss": math.fsum(float(part.loss) for part in parts),
         **sums,
         "ratio_min": min(float(part.ratio_min) for part in parts),
