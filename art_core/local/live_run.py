@@ -36,7 +36,8 @@ from art_core.progress import progress
 from art_core.rundir import RunDir
 from art_core.runlog import log_step, summarize
 from art_core.training.sft import supervised_loss, train_supervised
-from art_core.training.trainer import OnProgress, Trainer
+from art_core.training.trainer import Trainer
+from art_core.training.watch import OnProgress
 from art_core.trajectories import Trajectory, TrajectoryGroup
 from art_core.trajectory_files import write_trajectories
 

@@ -7,12 +7,11 @@ number of threads.
 
 from __future__ import annotations
 
-import math
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -25,6 +24,7 @@ from art_core.config import TrainConfig, TrainSFTConfig
 from art_core.errors import ARTError, TrainingError
 from art_core.nn.lora import LoraModel
 from art_core.training.entropy import EntropyBonus
+from art_core.training.figures import figures_of_call, figures_of_update
 from art_core.training.finite import check_gradient, check_weights, first_bad
 from art_core.training.known import KnownRow, known_rows
 from art_core.training.logprobs import entry_logprobs
@@ -39,42 +39,7 @@ from art_core.training.moments import (
 )
 from art_core.training.out_of_memory import OutOfMemory, free, is_out_of_memory
 from art_core.training.rows import rows_for
-
-OnProgress = Callable[[int, int], None]
-"""Called with (positions done, positions in all)."""
-
-
-@dataclass
-class Watch:
-    """How far a try has come."""
-
-    on_progress: OnProgress | None
-    total: int = 0
-    done: int = 0
-    longest_row: int = 0
-    row: int = 0
-    """Positions of the row under way."""
-    fitted: int = 0
-    """Positions of the longest row that was done."""
-
-    def plan(self, updates: Iterable[Sequence[Row]]) -> None:
-        """Say which rows will be computed."""
-        sizes = [len(row) for rows in updates for row in rows]
-        self.total, self.longest_row = sum(sizes), max(sizes)
-        self.row = self.longest_row
-
-    def begin(self, row: Row) -> None:
-        self.row = len(row)
-
-    def end(self, row: Row) -> None:
-        self.done += len(row)
-        self.fitted = max(self.fitted, len(row))
-        if self.on_progress is not None:
-            self.on_progress(self.done, self.total)
-
-
-Work = Callable[[Watch, int], dict[str, float]]
-"""Trains with rows of at most so many positions; tells the watch; returns figures."""
+from art_core.training.watch import OnProgress, Watch, Work
 
 
 class Trainer:
@@ -195,18 +160,10 @@ class Trainer:
         known, figures = known_rows(self._model, self._name, updates, config, reference)
         with self.training():
             each = [self._update(rows, config, watch) for rows in known]
-        mean = _means(each)
         return {
-            **mean,
+            **figures_of_call(each),
             **figures,
-            "ratio_min": min(f["ratio_min"] for f in each),
-            "ratio_max": max(f["ratio_max"] for f in each),
-            "tokens_beyond": sum(f["tokens_beyond"] for f in each),
-            "tokens_observed": sum(f["tokens_observed"] for f in each),
-            # Before the first update `old` is what the sampler said, or `kl_sampler` is there.
-            "kl_sampler": mean.get("kl_sampler", each[0]["kl"]),
             "old_recomputed": float(config.old_logprobs == "recomputed"),
-            "updates": len(each),
             "tokens_computed": watch.total,
         }
 
@@ -223,7 +180,7 @@ class Trainer:
             part.loss.backward()
             parts.append(replace(part, loss=part.loss.detach()))
             watch.end(row.row)
-        figures = _figures(parts, rows)
+        figures = figures_of_update(parts, rows)
         norm = self.descend(figures["loss"], config, config.learning_rate)
         if config.entropy_target is not None:
             bonus_after = bonus.after(
@@ -345,35 +302,3 @@ class Trainer:
             return
         self._state, moments = read_state(folder)
         set_moments(self._optimizer, self._parameters, moments, source=folder)
-
-
-def _means(each: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Of each figure over the updates that have it."""
-    found: dict[str, list[float]] = {}
-    for figures in each:
-        for key, value in figures.items():
-            found.setdefault(key, []).append(value)
-    return {key: math.fsum(values) / len(values) for key, values in found.items()}
-
-
-def _figures(parts: Sequence[LossParts], rows: Sequence[KnownRow]) -> dict[str, float]:
-    """Of an update: the loss as it was differentiated, means of the rest, extremes of the ratio."""
-    # Its sum is 1 unless a constant divides the loss.
-    weight = sum(float(row.row.entries.weight[row.own].sum()) for row in rows)
-    sums = {
-        name: math.fsum(float(part.sums[name]) for part in parts) / weight for name in parts[0].sums
-    }
-    heard = sum(int((~row.own).sum()) for row in rows)
-    if heard:
-        share = sum(float(row.row.entries.weight[~row.own].sum()) for row in rows)
-        sums["observation_loss"] = (
-            math.fsum(float(part.observed) for part in parts if part.observed is not None) / share
-        )
-    return {
-        "tokens_observed": heard,
-        "loss": math.fsum(float(part.loss) for part in parts),
-        **sums,
-        "ratio_min": min(float(part.ratio_min) for part in parts),
-        "ratio_max": max(float(part.ratio_max) for part in parts),
-        "tokens_beyond": sum(int(part.beyond) for part in parts),
-    }

@@ -104,7 +104,7 @@ def test_equal_groups_teach_what_was_observed_if_they_are_kept() -> None:
 @pytest.mark.parametrize("aggregation", ["token", "sequence", "rollout", "constant"])
 def test_weights_beside_the_policys(aggregation: str) -> None:
     """Six ids were heard: .3 / 6 each; the policy's weights are those without them."""
-    config = TrainConfig(observation_coef=0.3, aggregation=aggregation)  # type: ignore[arg-type]
+    config = TrainConfig(observation_coef=0.3, aggregation=aggregation)
     (part,) = minibatches(samples(1, 0, observation_coef=0.3), config, key=(0,))
     (plain,) = minibatches(samples(1, 0), config, key=(0,))
     assert [s.weight for s in part if s.observed] == pytest.approx([0.05] * 4, abs=1e-15)
