@@ -30,8 +30,9 @@ from typing import Any, get_args
 import numpy as np
 
 from art_langgraph.quickstart.recipe import Recipe
+from benchmarks.algorithm_diary import RESULTS_FILE
 from benchmarks.algorithm_gate import gate, tiny_base
-from benchmarks.algorithm_run import RESULTS_FILE, Plan, Run, Task
+from benchmarks.algorithm_plan import Plan, Run, Task
 from benchmarks.comparison import Comparison, machine
 from benchmarks.contenders import contenders, own_rate, twins
 
@@ -78,11 +79,11 @@ class Work:
         taken = [r["seconds"] for r in read_results(Path(plan.out)) if r["task"] == plan.run.task]
         if self.until is None or not taken:
             return True
-        return time.time() + statistics.median(taken) < self.until
+        return time.time() + float(statistics.median(taken)) < self.until
 
     def _start(self, plan: Plan, log: Any) -> None:
         env = {**os.environ, **dict.fromkeys(_THREADS, str(self.threads))}
-        env["TOKENIZERS_PARALLELISM"] = "false"
+        env |= {"TOKENIZERS_PARALLELISM": "false", "TQDM_DISABLE": "1"}
         command = [sys.executable, "-m", "benchmarks.algorithm_run", json.dumps(asdict(plan))]
         child = subprocess.Popen(command, env=env, stdout=log, stderr=log)
         self.running[child] = plan
