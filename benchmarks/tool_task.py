@@ -30,27 +30,26 @@ PARTS = {"tool": 0.3, "values": 0.3, "right": 0.4}
 """What each part of the reward is worth."""
 
 _ROOMS = (
-    "kitchen", "hall", "office", "bath", "garage", "cellar", "attic", "nursery", "library",
-    "studio",
+    "kitchen", "hall", "office", "bath", "library", "studio", "school", "shop", "tower", "store",
 )  # fmt: skip
 _NUMBERS = {"percent": (11, 99), "degrees": (15, 28), "minutes": (3, 58)}
 WORDINGS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "train": {
         "lamp": (
-            "Dim the {room} to {percent}.",
+            "Dim the lamp in the {room} to {percent}.",
             "Light the {room} at {percent} percent.",
             "Lamps in the {room}: {percent} percent.",
-            "Brightness {percent} in the {room}, please.",
-            "It is dark in the {room}, make it {percent} percent bright.",
+            "A lamp at {percent} percent for the {room}, please.",
+            "It is dark in the {room}, I need {percent} percent light.",
             "Put the {room} lamp on {percent}.",
         ),
         "heater": (
             "Make the {room} {degrees} degrees.",
-            "Warm the {room} up to {degrees}.",
+            "Warm the {room} up to {degrees} degrees.",
             "I am cold. {degrees} degrees in the {room}, please.",
-            "Heating in the {room}: {degrees}.",
+            "Heating in the {room}: {degrees} degrees.",
             "The {room} should have {degrees} degrees.",
-            "Turn the {room} radiator to {degrees}.",
+            "It is cold. Bring the {room} to {degrees} degrees.",
         ),
         "timer": (
             "Wake me in {minutes} minutes.",
