@@ -88,7 +88,7 @@ class Diary:
             figures: of its rollouts, and "gather_seconds".
 
         Raises:
-            OutOfTime, Interrupted: another one would take too long.
+            OutOfTime, Interrupted: there is another one to come, and it would take too long.
         """
         learned = result.metrics
         step = Step(
@@ -111,6 +111,8 @@ class Diary:
         self.save()
         told = {"id": self._plan.run.id, "step": len(self.steps), **asdict(step)}
         self.tell(STEPS_FILE, told)
+        if len(self.steps) >= self._plan.planned:
+            return
         if sum(s.seconds for s in self.steps) + step.seconds > self._plan.seconds:
             raise OutOfTime
         self.check()

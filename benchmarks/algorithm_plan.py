@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 import art_core as art
 from art_core.config import ModelConfig, SamplingConfig
 from art_langgraph.quickstart.recipe import Recipe
+from benchmarks import tool_task
 from benchmarks.contenders import at_rate, contenders
 
 Task: TypeAlias = Literal["tool", "quickstart"]
@@ -66,6 +67,13 @@ class Plan:
         recipe = replace(bare, train=train)
         recipe = recipe.quick() if self.quick else recipe
         return replace(recipe, max_steps=self.steps or recipe.max_steps)
+
+    @property
+    def planned(self) -> int:
+        """Steps, unless the run stops before."""
+        if self.run.task == "quickstart":
+            return self.recipe().max_steps
+        return self.steps or tool_task.STEPS
 
     def trainable(self) -> art.TrainableModel[Any]:
         """Not registered. All runs' models have one name, so that their noise is the same, each in

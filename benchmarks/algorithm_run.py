@@ -68,7 +68,6 @@ async def run_quickstart(
         await run_session(model, backend, recipe, journal, Listener(diary))
     return {
         "stopped": journal.stopped,
-        "planned": recipe.max_steps,
         "before": _plain(journal.before),
         "after": _plain(journal.after),
     }
@@ -84,7 +83,6 @@ async def run_tool_task(
     plan: Plan, model: Model, backend: art.Backend, diary: Diary
 ) -> dict[str, Any]:
     """The loop by hand: examine, learn, examine."""
-    steps = plan.steps or tool_task.STEPS
     held_out = tool_task.make_wishes(plan.run.seed, "held-out", tool_task.HELD_OUT)
     await model.register(backend)
     if diary.before is None:
@@ -92,21 +90,21 @@ async def run_tool_task(
         diary.save()
     if diary.stopped is None:
         try:
-            await _learn(plan, model, diary, steps)
+            await _learn(plan, model, diary)
             diary.stopped = "max_steps"
         except OutOfTime:
             diary.stopped = "time"
         diary.save()
     after = await _examine(model, held_out)
-    return {"stopped": diary.stopped, "planned": steps, "before": diary.before, "after": after}
+    return {"stopped": diary.stopped, "before": diary.before, "after": after}
 
 
-async def _learn(plan: Plan, model: Model, diary: Diary, steps: int) -> None:
+async def _learn(plan: Plan, model: Model, diary: Diary) -> None:
     """Under the quickstart's schedule of the learning rate."""
     recipe = plan.recipe()
-    wishes = tool_task.make_wishes(plan.run.seed, "train", steps * tool_task.GROUPS)
+    wishes = tool_task.make_wishes(plan.run.seed, "train", plan.planned * tool_task.GROUPS)
     diary.begin()
-    for step in range(len(diary.steps), steps):
+    for step in range(len(diary.steps), plan.planned):
         began = time.monotonic()
         groups = await art.gather_trajectory_groups(
             (
@@ -171,6 +169,7 @@ def _line(plan: Plan, diary: Diary, found: Mapping[str, Any]) -> dict[str, Any]:
         "id": plan.run.id,
         **asdict(plan.run),
         **found,
+        "planned": plan.planned,
         "steps": len(steps),
         "rewards": [round(step.reward, 4) for step in steps],
         "entropy": [step.entropy for step in steps],

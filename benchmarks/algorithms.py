@@ -16,6 +16,7 @@ import argparse
 import json
 import math
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -347,6 +348,7 @@ def quick(args: argparse.Namespace, began: float) -> None:
 def main() -> None:
     """Play what is missing, show what is there."""
     began = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the runs end with it
     args = parse()
     if args.quick:
         quick(args, began)
