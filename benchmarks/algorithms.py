@@ -353,10 +353,12 @@ def main() -> None:
     if args.quick:
         quick(args, began)
         return
+    failed: list[str] = []
     if not args.table:
         runs = all_runs(args.tasks, args.contenders, args.rates, args.seeds)
-        compare(args, runs, began)
+        failed = compare(args, runs, began)
     report(args.out)
+    sys.exit(1 if failed else 0)
 
 
 if __name__ == "__main__":
