@@ -82,6 +82,11 @@ class TrainConfig(_Config):
     zero_advantages: Literal["count", "leave_out"] = "count"
     """Calls with an advantage of exactly 0, in groups that differ: they count in the means, as the
     papers have it, or are left out, which computes less and makes the others' share bigger."""
+    negative_weight: float = Field(1.0, ge=0.0)
+    """What advantages below 0 are multiplied with. At 0 only what did better than its zero is
+    learned, which suits a small model whose answers are mostly broken in many ways at first
+    (RAFT++, arXiv:2504.11343); with `zero_advantages="leave_out"` the others then cost nothing.
+    Entropy falls faster so: hold it up by `entropy_coef`."""
     overlong_limit: int | None = Field(None, ge=1)
     """Sampled tokens of a trajectory from which it gets a penalty of 1 (DAPO). None: no penalty."""
     overlong_buffer: int = Field(4096, ge=1)

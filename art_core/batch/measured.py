@@ -24,6 +24,16 @@ def measured(
     Args:
         running: the running baseline before this step.
     """
+    return [
+        [[a if a > 0 else a * config.negative_weight for a in calls] for calls in group]
+        for group in _measured(groups, config, running)
+    ]
+
+
+def _measured(
+    groups: Sequence[Compared], config: TrainConfig, running: float
+) -> list[list[list[float]]]:
+    """With what is below 0 as it is."""
     if config.reward_parts:
         parts = [list(zip(*(one.parts for one in g.candidates), strict=True)) for g in groups]
         return [

@@ -45,10 +45,13 @@ def introduce(recipe: Recipe, run: RunDir, journal: Journal) -> None:
         f"A shop's support agent ({_BUILT[recipe.graph]}, tools {', '.join(TOOLS)}) on "
         f"{visible(recipe.base_model)}, trained here, on {cores} {_plural(cores, 'core')}:"
     )
-    say(f" 1. it serves {recipe.held_out} held-out customers before any training")
+    if recipe.lessons:
+        say(f" 0. it is warmed up: one supervised step on {recipe.lessons} labelled examples")
+    say(f" 1. it serves {recipe.held_out} held-out customers")
     say(
-        f" 2. it learns, in at most {recipe.max_steps} {_plural(recipe.max_steps, 'step')} of "
-        f"{recipe.groups} customers, {recipe.group_size} rollouts each"
+        f" 2. it learns by reinforcement, in at most {recipe.max_steps} "
+        f"{_plural(recipe.max_steps, 'step')} of {recipe.groups} customers, "
+        f"{recipe.group_size} rollouts each"
     )
     say(f" 3. it serves the same {recipe.held_out} again")
     say(
@@ -56,7 +59,8 @@ def introduce(recipe: Recipe, run: RunDir, journal: Journal) -> None:
         "the model is fetched. Ctrl-C is safe: every step is saved, and the same command goes on."
     )
     if steps := checkpoints.steps(run):
-        say((f"Going on from step {steps[-1]}, saved in {visible(str(run.path))}.", "bold"))
+        learned = steps[-1] - recipe.warm_up_steps
+        say((f"Going on from step {learned}, saved in {visible(str(run.path))}.", "bold"))
 
 
 @dataclass
@@ -68,9 +72,17 @@ class Narrator:
     _told: int | None = None
     """Place of the held-out customer whose conversation is told before and after."""
 
+    def warmed_up(self, result: art.TrainResult, seconds: float) -> None:
+        """What the labelled examples took."""
+        loss = result.metrics["loss"]
+        say(
+            ("Warm-up", "bold"),
+            f": {self.recipe.lessons} labelled examples, {duration(seconds)}, loss {loss:.2f}",
+        )
+
     def first(self, group: art.TrajectoryGroup) -> None:
         """The very first conversation, with its reward in parts."""
-        say(("\nThe first customer, before any training:", "bold"))
+        say(("\nThe first customer, before any reinforcement learning:", "bold"))
         _show_conversations(group)
 
     def examined(self, when: str, score: Score, groups: Sequence[art.TrajectoryGroup]) -> None:
@@ -103,9 +115,8 @@ class Narrator:
         """A step's figures: one line, or three where there is somebody to look."""
         learned = result.metrics.get("step_seconds")
         took = [figures["gather_seconds"], *([] if learned is None else [learned])]
-        head = (
-            f"step {result.step if result.trained else result.step + 1:>2}/{self.recipe.max_steps}"
-        )
+        step = result.step - self.recipe.warm_up_steps + (not result.trained)
+        head = f"step {step:>2}/{self.recipe.max_steps}"
         reward = f"reward {figures['reward']:.2f}"
         parts = "  ".join(f"{name} {figures[name]:.2f}" for name in PARTS)
         tools = "  ".join(_tool_shares(figures))
@@ -144,7 +155,7 @@ def show_result(report: dict[str, Any], run: RunDir, out: Path) -> None:
         _failed(report["failures"]),
     )
     say(("report  ", "dim"), visible(str(out / "index.html")))
-    say(("model   ", "dim"), visible(str(run.checkpoints / f"{report['steps']:04d}")))
+    say(("model   ", "dim"), visible(str(run.checkpoints / f"{report['checkpoint']:04d}")))
     say(("the loop that did it, one page  ", "dim"), "art_langgraph/quickstart/loop.py")
 
 

@@ -1,4 +1,4 @@
-"""Who comes to the shop: customers to train on, to check by, and to hold out.
+"""Who comes to the shop: customers to learn from, to train on, to check by, and to hold out.
 
 In: a recipe. Out: the same orders and customers each time. Every customer has an order of their
 own, so that nothing of a held-out one is ever trained on. Left out: what they say (customers.py).
@@ -7,6 +7,7 @@ own, so that nothing of a held-out one is ever trained on. Left out: what they s
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 from art_langgraph.quickstart.customers import Customer, make_customers, make_orders
 from art_langgraph.quickstart.recipe import Recipe
@@ -21,6 +22,8 @@ class Clientele:
     training: list[Customer]
     checks: list[Customer]
     held_out: list[Customer]
+    lessons: list[Customer]
+    """Those of the labelled examples."""
 
     def of_step(self, step: int, groups: int) -> list[Customer]:
         """The customers of a training step: the next ones in turn."""
@@ -29,12 +32,13 @@ class Clientele:
 
 def make_clientele(recipe: Recipe) -> Clientele:
     """Orders and customers of `recipe`."""
-    parts = (recipe.customers, recipe.checks, recipe.held_out)
+    parts = (recipe.customers, recipe.checks, recipe.held_out, recipe.lessons)
     orders = make_orders(recipe.seed, sum(parts))
-    first, second = parts[0], parts[0] + parts[1]
+    first, second, third, _ = accumulate(parts)
     return Clientele(
         orders=orders,
         training=make_customers(orders[:first], recipe.seed, "train"),
         checks=make_customers(orders[first:second], recipe.seed, "check"),
-        held_out=make_customers(orders[second:], recipe.seed, "held-out"),
+        held_out=make_customers(orders[second:third], recipe.seed, "held-out"),
+        lessons=make_customers(orders[third:], recipe.seed, "lesson"),
     )

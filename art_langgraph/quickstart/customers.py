@@ -22,7 +22,7 @@ _ARGUMENTS = {
     "refund": ("order", "amount"),
     "look_up": ("name",),
 }
-PARTS = {"tool": 0.2, "arguments": 0.3, "answer": 0.5}
+PARTS = {"tool": 0.1, "arguments": 0.2, "answer": 0.7}
 """The reward's parts and what each is worth."""
 
 _FIRST = (
@@ -138,8 +138,8 @@ _HELD_OUT: _Wordings = {
         "Find the number of {name} for me.",
     ),
 }
-WORDINGS = {"train": _TRAINING, "check": _CHECKS, "held-out": _HELD_OUT}
-"""What customers write, by what they are there for; no wording is in two of them."""
+WORDINGS = {"lesson": _TRAINING, "train": _TRAINING, "check": _CHECKS, "held-out": _HELD_OUT}
+"""What customers write, by what they are there for; what is trained on is in no other."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def make_customers(orders: Sequence[Order], seed: int, split: str) -> list[Custo
     """One customer an order, the tools in turn; no wording of a tool comes again before all have.
 
     Args:
-        split: "train", "check" or "held-out".
+        split: "lesson", "train", "check" or "held-out".
     """
     rng = random.Random(f"{seed}/{split}")
     decks: dict[str, list[str]] = {tool: [] for tool in TOOLS}

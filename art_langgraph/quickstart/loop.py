@@ -17,9 +17,10 @@ from art_langgraph import rollout
 from art_langgraph.quickstart.clientele import Clientele
 from art_langgraph.quickstart.customers import Customer, judge, succeeded, total
 from art_langgraph.quickstart.finish import finish
+from art_langgraph.quickstart.lessons import lesson
 from art_langgraph.quickstart.recipe import Recipe
 from art_langgraph.quickstart.score import Score, score
-from art_langgraph.quickstart.shop import EXAMPLES
+from art_langgraph.quickstart.shop import EXAMPLES, Shop
 
 MAX_FAILED = 0.5
 """Share of a gather's rollouts that may fail by no fault of the policy."""
@@ -71,6 +72,14 @@ class Desk:
         return score(customers, groups, await self.model.get_step())
 
 
+async def warm_up(desk: Desk, customers: Sequence[Customer], shop: Shop) -> art.TrainResult:
+    """One supervised step on the labelled examples, all of them at once."""
+    rows = [lesson(customer, shop) for customer in customers]
+    rate = desk.recipe.lesson_rate
+    config = art.TrainSFTConfig(learning_rate=rate, batch_size=len(rows))
+    return await finish(desk.model.train_sft(rows, config))
+
+
 async def learn(desk: Desk, clientele: Clientele, on_step: OnStep, on_check: OnCheck) -> str:
     """Train until the checks are served right, or for `max_steps`; say which it was.
 
@@ -79,7 +88,7 @@ async def learn(desk: Desk, clientele: Clientele, on_step: OnStep, on_check: OnC
     model, recipe = desk.model, desk.recipe
     checked = -recipe.check_every
     passed = 0  # checks in a row
-    for step in range(await model.get_step(), recipe.max_steps):
+    for step in range(await model.get_step() - recipe.warm_up_steps, recipe.max_steps):
         began = time.monotonic()
         groups = await art.gather_trajectory_groups(
             (

@@ -23,6 +23,12 @@ class Recipe:
     graph: str = "agent"
     """"agent": LangChain's `create_agent`; "stategraph": the same by hand."""
 
+    lessons: int = 9
+    """Customers whose conversations are given whole, as labelled examples: the warm-up is one
+    supervised step on them. Without it two of the three tools are hardly ever sampled at first."""
+    lesson_rate: float = 4e-4
+    """Learning rate of the warm-up."""
+
     groups: int = 6
     """Customers a step."""
     group_size: int = 8
@@ -45,8 +51,8 @@ class Recipe:
     """Checks in a row that must be all that to stop: one alone may be luck, twelve are few."""
     check_every: int = 1
     """Steps between two checks, at least."""
-    steady_steps: int = 8
-    """Steps at the full learning rate."""
+    steady_steps: int = 5
+    """Steps at the full learning rate, which learn from what did better than its group alone."""
     rate_decay: float = 0.88
     """After them each step's learning rate is this share of the one before."""
 
@@ -54,28 +60,35 @@ class Recipe:
     """Sampled tokens of one call, at most."""
     recursion_limit: int = 4
     """Supersteps of the graph; one call of a tool takes three, and the fourth ends it."""
-    minutes: int = 8
+    minutes: int = 4
     """About how long it takes on two cores, download apart."""
 
     train: TrainConfig = field(
         default_factory=lambda: TrainConfig(
-            learning_rate=8e-4,
+            learning_rate=1.4e-3,
             trained_share_power=1.0,
             scale_rewards="group",
+            zero_advantages="leave_out",
             entropy_coef=0.02,
             minibatches=2,
             max_tokens_per_row=8192,
         )
     )
     lora: LoraSettings = field(default_factory=LoraSettings)
-    sampling: SamplingConfig = field(default_factory=lambda: SamplingConfig(temperature=0.75))
+    sampling: SamplingConfig = field(default_factory=lambda: SamplingConfig(temperature=0.6))
     """At 1.0 two of three rollouts of so small a model are no calls at all, at first."""
+
+    @property
+    def warm_up_steps(self) -> int:
+        """Steps of the model that are none of reinforcement learning."""
+        return 1 if self.lessons else 0
 
     def quick(self) -> Recipe:
         """The same in a minute or so: shows that every part works, and teaches nothing."""
         gentle = self.train.learning_rate / 20  # so few rollouts would lead it astray
         return replace(
             self,
+            lessons=3,
             groups=3,
             group_size=4,
             max_steps=2,
@@ -90,10 +103,14 @@ class Recipe:
         """How step `step`, counted from 0, is trained.
 
         A falling rate keeps what was learned: at a constant one the reward dips again once most
-        groups are all right, since the few that are left then move the policy alone.
+        groups are all right, since the few that are left then move the policy alone. While most
+        rollouts fail, each in a way of its own, what failed says little and costs most of a step;
+        once most are right it is the other way round.
         """
-        share = self.rate_decay ** max(0, step + 1 - self.steady_steps)
-        return self.train.model_copy(update={"learning_rate": self.train.learning_rate * share})
+        late = max(0, step + 1 - self.steady_steps)
+        rate = self.train.learning_rate * self.rate_decay**late
+        weight = self.train.negative_weight if late else 0.0
+        return self.train.model_copy(update={"learning_rate": rate, "negative_weight": weight})
 
     def model_config(self) -> ModelConfig:
         """How the model is sampled and adapted."""

@@ -61,12 +61,14 @@ def make_report(recipe: Recipe, journal: Journal, history: Sequence[StepMetrics]
     Returns:
         "reward_first" and "reward_last": mean reward of the first and the last training step's
         rollouts. "heldout_before" and "heldout_after": share of the held-out customers who were
-        served right, greedily. "seconds": of all phases over all starts, download apart. "steps":
-        how often something was learned. "per_tool", "constant_answer_baseline", "entropy" (nats a
+        served right, greedily. "warm_up": the supervised step on labelled examples, which all these
+        come after. "steps": how often something was learned by reinforcement. "seconds": of all
+        phases over all starts, download apart. "checkpoint": the last one's number; like the steps
+        of "checks" it counts the warm-up. "per_tool", "constant_answer_baseline", "entropy" (nats a
         token, by step), "curve" (by step), and what is needed to judge them.
     """
     before, after = _finished(journal)
-    curve = [_step(record) for record in history if record.split == "train"]
+    curve = [_step(record, recipe) for record in history if record.split == "train"]
     rewards = [point["reward"] for point in curve if point["reward"] is not None]
     constant = constant_answer(make_clientele(recipe).held_out)
     report = {
@@ -79,7 +81,13 @@ def make_report(recipe: Recipe, journal: Journal, history: Sequence[StepMetrics]
         "heldout_customers": after.customers,
         "seconds": journal.seconds,
         "first_reward_seconds": journal.first_reward_seconds,
-        "steps": after.step,
+        "steps": after.step - recipe.warm_up_steps,
+        "checkpoint": after.step,
+        "warm_up": {
+            "examples": recipe.lessons,
+            "steps": recipe.warm_up_steps,
+            "seconds": journal.phases.get("warm_up", 0.0),
+        },
         "stopped": journal.stopped,
         "per_tool": _per_tool(before, after),
         "constant_answer_baseline": asdict(constant),
@@ -135,10 +143,11 @@ def _finished(journal: Journal) -> tuple[Score, Score]:
     return journal.before, journal.after
 
 
-def _step(record: StepMetrics) -> dict[str, Any]:
-    """One point of the curve. Its step is that of the policy that played."""
+def _step(record: StepMetrics, recipe: Recipe) -> dict[str, Any]:
+    """One point of the curve. Its step is how many the policy that played had learned."""
     names = [*_STEP_FIGURES, *PARTS, *(n for n in record.values if n.startswith("success"))]
-    return {"step": record.step, **{name: record.values.get(name) for name in names}}
+    learned = record.step - recipe.warm_up_steps
+    return {"step": learned, **{name: record.values.get(name) for name in names}}
 
 
 def _per_tool(before: Score, after: Score) -> dict[str, dict[str, float]]:

@@ -1,4 +1,4 @@
-"""A whole quickstart: the held-out customers before, the training, the same customers after.
+"""A whole quickstart: a warm-up, the held-out customers before, the training, the same after.
 
 In: a model and its backend, a recipe, the journal of the run. Out: the journal filled in; started
 again after whatever end, it does what is missing. Left out: what is shown, which a `Watcher` is
@@ -14,7 +14,7 @@ import art_core as art
 from art_langgraph import ChatArt
 from art_langgraph.quickstart.clientele import Clientele, make_clientele
 from art_langgraph.quickstart.journal import Journal
-from art_langgraph.quickstart.loop import Desk, learn
+from art_langgraph.quickstart.loop import Desk, learn, warm_up
 from art_langgraph.quickstart.recipe import Recipe
 from art_langgraph.quickstart.score import Score, score
 from art_langgraph.quickstart.shop import Shop, support_agent, support_graph
@@ -30,8 +30,11 @@ class Watcher(Protocol):
     def bars(self) -> bool:
         """Draw progress bars."""
 
+    def warmed_up(self, result: art.TrainResult, seconds: float) -> None:
+        """The supervised step on the labelled examples is through."""
+
     def first(self, group: art.TrajectoryGroup) -> None:
-        """The very first customer was served, before any training."""
+        """The very first customer was served, before any reinforcement learning."""
 
     def examined(self, when: str, score: Score, groups: Sequence[art.TrajectoryGroup]) -> None:
         """The held-out customers were served; `when` is "before" or "after"."""
@@ -73,6 +76,10 @@ async def run_session(
     try:
         agent = BUILD[recipe.graph](ChatArt(temperature=0, max_tokens=recipe.max_tokens), shop)
         desk = Desk(agent, model, recipe, progress=watcher.bars)
+        if recipe.warm_up_steps and await model.get_step() == 0:
+            with journal.phase("warm_up"):
+                warmed = await warm_up(desk, clientele.lessons, shop)
+            watcher.warmed_up(warmed, journal.phases["warm_up"])
         if journal.before is None:
             with journal.phase("before"):
                 journal.before = await _first_look(desk, clientele, journal, watcher)

@@ -43,10 +43,6 @@ EXAMPLES: list[AnyMessage] = [
     AIMessage("Refunded 20.50, reference R101."),
     HumanMessage("I am Ann Bell. What is my customer number?"),
     _written("look_up", name="Ann Bell"),
-    HumanMessage("You still owe me 7.25 for A105."),
-    _written("refund", order="A105", amount="7.25"),
-    HumanMessage("Has A103 been sent?"),
-    _written("order_status", order="A103"),
     HumanMessage("Where is my order A101?"),
     _written("order_status", order="A101"),
 ]

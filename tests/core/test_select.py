@@ -385,6 +385,16 @@ def test_calls_without_an_advantage_may_be_left_out() -> None:
     assert chosen(group(1, 0.5, 0), zero_advantages="leave_out").share == 2 / 3
 
 
+def test_what_did_worse_may_weigh_less() -> None:
+    """Rewards 1, 1, 0 and 0 with mean .5, and .3 or nothing of what is below it."""
+    four = group(1, 1, 0, 0)
+    weighed = chosen(four, negative_weight=0.3)
+    assert [s.advantage for s in weighed.samples] == pytest.approx([0.5, 0.5, -0.15, -0.15])
+    better = chosen(four, negative_weight=0.0, zero_advantages="leave_out")
+    assert [s.advantage for s in better.samples] == [0.5, 0.5]
+    assert better.share == 0.5
+
+
 def test_the_running_baseline_goes_on_from_step_to_step() -> None:
     """RAE, arXiv:2506.24119: [1, -.05, -.0475, .954875] from 0, ending at .092869."""
     first = chosen(group(1, 0), group(0, 1), baseline="running")
