@@ -32,6 +32,7 @@ from art_core.training.loss import LossParts, row_loss
 from art_core.training.moments import (
     OPTIMIZER,
     TrainerState,
+    copies,
     get_moments,
     read_state,
     set_moments,
@@ -90,7 +91,9 @@ class Trainer:
         self._state = TrainerState(updates=0, seed=seed)
         with model.training(name) as parameters:
             self._parameters = parameters
-        self._optimizer = torch.optim.AdamW(self._parameters, lr=0.0)
+        self._names = list(model.adapter_weights(name))
+        on_gpu = model.device.type == "cuda"
+        self._optimizer = torch.optim.AdamW(self._parameters, lr=0.0, fused=True if on_gpu else None)
 
     @property
     def running(self) -> float:
@@ -268,7 +271,7 @@ class Trainer:
 
     def _named(self) -> dict[str, Tensor]:
         """The parameters under the names that they have in an adapter's file."""
-        return dict(zip(self._model.adapter_weights(self._name), self._parameters, strict=True))
+        return dict(zip(self._names, self._parameters, strict=True))
 
     @contextmanager
     def training(self) -> Iterator[LoraModel]:
@@ -284,7 +287,7 @@ class Trainer:
             TrainingError: for an error of torch, or want of memory. Neither it nor another error of
                 ours holds a tensor.
         """
-        weights = [p.detach().clone() for p in self._parameters]
+        weights = copies(self._parameters)
         moments = get_moments(self._optimizer, self._parameters)
         state = self._state
         try:
@@ -292,8 +295,7 @@ class Trainer:
         except BaseException as error:
             self._optimizer.zero_grad(set_to_none=True)
             with torch.no_grad():
-                for parameter, weight in zip(self._parameters, weights, strict=True):
-                    parameter.copy_(weight)
+                torch._foreach_copy_(self._parameters, weights)
             set_moments(self._optimizer, self._parameters, moments)
             self._state = state
             if isinstance(error, RuntimeError | MemoryError | ARTError):
