@@ -21,6 +21,7 @@ from art_core.batch.forest import Entries, Float, Row
 from art_core.batch.sample import Sample
 from art_core.config import TrainConfig
 from art_core.nn.lora import LoraModel
+from art_core.nn.upload import upload
 from art_core.training import kl
 from art_core.training.entropy import least_of_top
 from art_core.training.logprobs import entry_logprobs
@@ -54,7 +55,7 @@ class KnownRow:
         device, entries = logprobs.device, self.row.entries
 
         def tensor(values: Float) -> Tensor:
-            return torch.as_tensor(values, device=device).to(logprobs.dtype)
+            return upload(values, device).to(logprobs.dtype)
 
         old, out = tensor(self.old), self.left_out
         return Tokens(
@@ -63,11 +64,11 @@ class KnownRow:
             old=torch.where(old.isnan(), logprobs.detach(), old),
             advantage=tensor(self.advantage),
             weight=tensor(entries.weight),
-            call=torch.as_tensor(entries.call, device=device),
+            call=upload(entries.call, device),
             sampler=None if self.sampler is None else tensor(self.sampler),
             reference=None if self.reference is None else tensor(self.reference),
             staleness=tensor(self.staleness),
-            left_out=None if out is None else torch.as_tensor(out, device=device),
+            left_out=None if out is None else upload(out, device),
         )
 
 

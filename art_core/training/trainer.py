@@ -93,7 +93,9 @@ class Trainer:
             self._parameters = parameters
         self._names = list(model.adapter_weights(name))
         on_gpu = model.device.type == "cuda"
-        self._optimizer = torch.optim.AdamW(self._parameters, lr=0.0, fused=True if on_gpu else None)
+        self._optimizer = torch.optim.AdamW(
+            self._parameters, lr=0.0, fused=True if on_gpu else None
+        )
 
     @property
     def running(self) -> float:
