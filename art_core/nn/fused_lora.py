@@ -109,7 +109,7 @@ _NONE, _OTHER = object(), object()
 
 def _active(layer: Any) -> object:
     """An `_Adapter`, `_NONE` or `_OTHER`."""
-    if not isinstance(layer, fused_class()):
+    if type(layer) is not fused_class():
         return _NONE if type(layer) is nn.Linear else _OTHER
     if layer.merged:
         return _OTHER

@@ -32,7 +32,7 @@ _LENGTHS_PER_OCTAVE = 8
 _UNSEEN = 1e30
 """A log-sum-exp by which a query's probabilities, and its gradients, are zero."""
 _WIDTHS = (64, 96, 128)
-_FEW, _POSITIONS_A_CALL = 6, 2048
+_FEW, _POSITIONS_A_CALL = 8, 1024
 """A row may have a few calls, and one for so many positions each."""
 
 
@@ -115,8 +115,8 @@ def _step(length: int) -> int:
     return (1 << (length.bit_length() - 1)) // _LENGTHS_PER_OCTAVE
 
 
-def _planned_length(p: Piece) -> int:
-    """Queries that cuDNN computes: those of a stem's piece are as many as it has."""
+def queries_computed(p: Piece) -> int:
+    """Of a planned piece: more than it has, unless its keys are a stem's."""
     n = p.q1 - p.q0
     return -(-n // _step(n)) * _step(n)
 
@@ -232,7 +232,7 @@ def _backward(
 
 def _planned(p: Piece, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """What cuDNN sees of a piece: more queries than it has, and if it is causal, keys as well."""
-    length = _planned_length(p)
+    length = queries_computed(p)
     keys = length if p.causal else p.k1 - p.k0
     return _grown(q, p.q0, length), _grown(k, p.k0, keys), _grown(v, p.k0, keys)
 

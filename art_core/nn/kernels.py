@@ -147,7 +147,7 @@ def turned_heads(
     Returns q [1, Hq, N, D] and k, v [1, Hkv, N, D], a position's heads side by side in memory.
     """
     q, k, v = _TurnedHeads.apply(x, cos, sin, heads)  # type: ignore[no-untyped-call]  # torch's stub
-    return tuple(part.transpose(0, 1)[None] for part in (q, k, v))  # type: ignore[return-value]  # three of them
+    return tuple(part.transpose(0, 1)[None] for part in (q, k, v))
 
 
 def gated(x: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ def test_turned_heads(
     angle = torch.rand(n, width // 2, device="cuda").repeat(1, 2) * 6
     cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
     norms = tuple(torch.rand(2, width, device="cuda").to(dtype) + 0.5)
-    of = Heads(queries, keys, width, norms if normed else None, epsilon)  # type: ignore[arg-type]  # two of them
+    of = Heads(queries, keys, width, norms if normed else None, epsilon)
     out = turned_heads(x, cos, sin, of)
     grads = [torch.randn_like(part) for part in out]
     (dx,) = torch.autograd.grad(out, x, grads)
