@@ -109,8 +109,9 @@ _NONE, _OTHER = object(), object()
 
 def _active(layer: Any) -> object:
     """An `_Adapter`, `_NONE` or `_OTHER`."""
-    if type(layer) is not fused_class():
-        return _NONE if type(layer) is nn.Linear else _OTHER
+    kind = type(layer)
+    if kind is not fused_class():
+        return _NONE if kind is nn.Linear else _OTHER
     if layer.merged:
         return _OTHER
     active = [name for name in layer.active_adapters if name in layer.lora_A]

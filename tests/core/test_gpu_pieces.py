@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -37,7 +39,7 @@ def test_pieces_hold_each_pair_once() -> None:
     seen = np.zeros((len(row), len(row)), dtype=np.int8)
     for p in cut(row):
         cuts = p.cuts or (0, p.q1 - p.q0)
-        for a, b in zip(cuts, cuts[1:], strict=False):
+        for a, b in pairwise(cuts):
             if p.causal:
                 seen[p.q0 + a : p.q0 + b, p.k0 + a : p.k0 + b] += np.tri(b - a, dtype=np.int8)
             else:
