@@ -5,8 +5,8 @@ gradient. Short segments see themselves in one FlashAttention call of many seque
 and stems go through cuDNN, whose kernels do half as much again on a Hopper GPU as a kernel that
 asks a mask (seen: 465 to 625 TFLOP/s beside 350 to 390). cuDNN plans each shape anew, for longer
 than a layer takes, so its pieces come in a few lengths: queries are computed beyond the piece and
-thrown away, and what of a stem is left over goes through FlashAttention. Pieces are joined by their
-log-sum-exp as on the CPU (attention.py).
+thrown away, and keys of a stem that are left over go through FlashAttention. Pieces are joined by
+their log-sum-exp as on the CPU (attention.py).
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from torch import Tensor
 from art_core.nn.triton_here import has_triton
 from art_core.nn.upload import upload
 
-LONG = 2048
-"""A segment of this length is worth a call of its own."""
+LONG = 4096
+"""A segment of this length is worth cuDNN; at 2624 it took as long as FlashAttention."""
+_TALL = 2048
+"""Queries from which on a stem is."""
 _STEM = 1024
-"""Keys from which on a stem is worth cuDNN."""
+"""Keys from which on it is."""
 _LENGTHS_PER_OCTAVE = 8
 """Of cuDNN's pieces."""
 _UNSEEN = 1e30
@@ -63,8 +65,9 @@ class Piece:
     cuts: tuple[int, ...] = ()
     """Where sequences begin and end that see themselves only, counted from q0. Empty: there is
     one, or none as the keys are a stem's."""
-    is_planned: bool = False
-    """Through cuDNN."""
+    window: tuple[int, int] | None = None
+    """(w0, w1) around the queries: those that cuDNN computes; keys too, where `causal`. It may
+    reach beyond the row. None: not through cuDNN."""
 
 
 def pieces(blocks: Sequence[Rectangle], positions: int) -> list[Piece] | None:
@@ -73,7 +76,8 @@ def pieces(blocks: Sequence[Rectangle], positions: int) -> list[Piece] | None:
     short: list[int] = []  # cuts of a run of short segments
     for b in sorted((b for b in blocks if b.causal), key=lambda b: b.q0):
         if b.q1 - b.q0 >= LONG:
-            found.append(Piece(b.q0, b.q1, b.k0, b.k1, causal=True, is_planned=True))
+            window = (b.q0, b.q0 + _planned(b.q1 - b.q0))
+            found.append(Piece(b.q0, b.q1, b.k0, b.k1, causal=True, window=window))
         elif short and short[-1] == b.q0:
             short.append(b.q1)
         else:
@@ -82,7 +86,7 @@ def pieces(blocks: Sequence[Rectangle], positions: int) -> list[Piece] | None:
     found += _together(short)
     for b in blocks:
         if not b.causal:
-            found += _stem(b)
+            found += _stem(b, positions)
     return found if len(found) <= _FEW + positions // _POSITIONS_A_CALL else None
 
 
@@ -93,20 +97,23 @@ def _together(cuts: Sequence[int]) -> list[Piece]:
     return [Piece(a, b, a, b, causal=True, cuts=tuple(cut - a for cut in cuts))]
 
 
-def _stem(b: Rectangle) -> list[Piece]:
+def _stem(b: Rectangle, positions: int) -> list[Piece]:
     """A stem's keys: as much of the rectangle through cuDNN as has planned lengths."""
     queries, keys = b.q1 - b.q0, b.k1 - b.k0
-    if queries < LONG or keys < _STEM:
+    if queries < _TALL or keys < _STEM:
         return [Piece(b.q0, b.q1, b.k0, b.k1, causal=False)]
-    q, k = (
-        b.q0 + queries // _step(queries) * _step(queries),
-        b.k0 + keys // _step(keys) * _step(keys),
-    )
-    found = [Piece(b.q0, q, b.k0, k, causal=False, is_planned=True)]
-    if q < b.q1:
-        found.append(Piece(q, b.q1, b.k0, k, causal=False))
-    if k < b.k1:
-        found.append(Piece(b.q0, b.q1, k, b.k1, causal=False))
+    q1, k1 = b.q1, b.k0 + keys // _step(keys) * _step(keys)
+    length = _planned(queries)
+    if length > positions:  # fewer queries, rather than more than there are
+        length = queries // _step(queries) * _step(queries)
+        q1 = b.q0 + length
+    start = min(b.q0, positions - length)
+    window = (start, start + length)
+    found = [Piece(b.q0, q1, b.k0, k1, causal=False, window=window)]
+    if q1 < b.q1:
+        found.append(Piece(q1, b.q1, b.k0, k1, causal=False))
+    if k1 < b.k1:
+        found.append(Piece(b.q0, b.q1, k1, b.k1, causal=False))
     return found
 
 
@@ -115,10 +122,9 @@ def _step(length: int) -> int:
     return (1 << (length.bit_length() - 1)) // _LENGTHS_PER_OCTAVE
 
 
-def queries_computed(p: Piece) -> int:
-    """Of a planned piece: more than it has, unless its keys are a stem's."""
-    n = p.q1 - p.q0
-    return -(-n // _step(n)) * _step(n)
+def _planned(length: int) -> int:
+    """The next length that is planned."""
+    return -(-length // _step(length)) * _step(length)
 
 
 def has_kernels(q: Tensor, v: Tensor) -> bool:
@@ -181,8 +187,7 @@ def _forward(
     p: Piece, q: Tensor, k: Tensor, v: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
     """Output [1, Hq, n, D], log-sum-exp [1, Hq, n], and what the backward pass wants to know."""
-    n = p.q1 - p.q0
-    if not p.is_planned:
+    if p.window is None:
         state = _bounds(p, q.device)
         out, lse, seed, offset, _ = torch.ops.aten._flash_attention_forward(
             _packed(q, p.q0, p.q1), _packed(k, p.k0, p.k1), _packed(v, p.k0, p.k1),
@@ -190,10 +195,11 @@ def _forward(
         )  # fmt: skip
         return out.transpose(0, 1)[None], lse.view(1, q.shape[1], -1), (*state, seed, offset)
     out, lse, cq, ck, nq, nk, seed, offset, _ = torch.ops.aten._scaled_dot_product_cudnn_attention(
-        *_planned(p, q, k, v), None, True, 0.0, p.causal, False, scale=scale
+        *_seen(p, p.window, q, k, v), None, True, 0.0, p.causal, False, scale=scale
     )
     lse = lse.view(1, q.shape[1], -1)
-    return out[:, :, :n], lse[:, :, :n], (seed, offset, cq, ck, nq, nk)
+    at = slice(p.q0 - p.window[0], p.q1 - p.window[0])
+    return out[:, :, at], lse[:, :, at], (seed, offset, cq, ck, nq, nk)
 
 
 def _backward(
@@ -208,7 +214,7 @@ def _backward(
     whole: gradient, output and log-sum-exp of the row.
     """
     grad, out, lse = whole
-    if not p.is_planned:
+    if p.window is None:
         *bounds, seed, offset = state
         q, k, v = qkv
         parts = torch.ops.aten._flash_attention_backward(
@@ -219,33 +225,35 @@ def _backward(
         dq, dk, dv = (part.transpose(0, 1)[None] for part in parts)
         return dq, dk, dv
     seed, offset, cq, ck, nq, nk = state
-    n, (q, k, v) = p.q1 - p.q0, _planned(p, *qkv)
+    q, k, v = _seen(p, p.window, *qkv)
+    at = slice(p.q0 - p.window[0], p.q1 - p.window[0])
     rates = lse.new_full((1, lse.shape[1], q.shape[2], 1), _UNSEEN)
-    rates[:, :, :n, 0] = lse[:, :, p.q0 : p.q1]
-    grad, out = (_grown(x, p.q0, q.shape[2]) for x in (grad, out))
+    rates[:, :, at, 0] = lse[:, :, p.q0 : p.q1]
+    grad, out = (_within(x, *p.window) for x in (grad, out))
     dq, dk, dv = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
         grad, q, k, v, out, rates, seed, offset, None, cq, ck, nq, nk, 0.0, p.causal, scale=scale
     )
     keys = p.k1 - p.k0
-    return dq[:, :, :n], dk[:, :, :keys], dv[:, :, :keys]
+    return dq[:, :, at], dk[:, :, :keys], dv[:, :, :keys]
 
 
-def _planned(p: Piece, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What cuDNN sees of a piece: more queries than it has, and if it is causal, keys as well."""
-    length = queries_computed(p)
-    keys = length if p.causal else p.k1 - p.k0
-    return _grown(q, p.q0, length), _grown(k, p.k0, keys), _grown(v, p.k0, keys)
+def _seen(
+    p: Piece, window: tuple[int, int], q: Tensor, k: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What cuDNN sees of a piece."""
+    keys = window if p.causal else (p.k0, p.k1)
+    return _within(q, *window), _within(k, *keys), _within(v, *keys)
 
 
-def _grown(x: Tensor, start: int, length: int) -> Tensor:
-    """[1, heads, length, D] from `start` on, zeros where the row ends.
+def _within(x: Tensor, start: int, end: int) -> Tensor:
+    """[1, heads, end - start, D], zeros where the row ends.
 
     Its strides say nothing of how long the row is: cuDNN's plans are kept by strides too.
     """
-    part = x[0, :, start : start + length]
+    part = x[0, :, start:end]
     heads, has, width = part.shape
-    if has < length or part.stride() != (width, heads * width, 1):
-        whole = x.new_zeros(length, heads, width).transpose(0, 1)
+    if has < end - start or part.stride() != (width, heads * width, 1):
+        whole = x.new_zeros(end - start, heads, width).transpose(0, 1)
         whole[:, :has] = part
         part = whole
     return part[None]

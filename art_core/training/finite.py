@@ -30,6 +30,7 @@ def check_gradient(gradients: Mapping[str, Tensor], *, loss: float, norm: float)
         )
 
 
+@torch.no_grad()  # else each weight's norm is a kernel of its own
 def check_weights(weights: Mapping[str, Tensor], *, learning_rate: float) -> None:
     """Look at new weights.
 

@@ -45,6 +45,15 @@ OnProgress = Callable[[int, int], None]
 """Called with (positions done, positions in all)."""
 
 
+@dataclass(eq=False)
+class _Before:
+    """What is put back if a step fails."""
+
+    state: TrainerState
+    tensors: tuple[list[Tensor], dict[str, Tensor]] | None = None
+    """Weights and moments, from when they are about to change."""
+
+
 @dataclass
 class Watch:
     """How far a try has come."""
@@ -92,6 +101,7 @@ class Trainer:
         with model.training(name) as parameters:
             self._parameters = parameters
         self._names = list(model.adapter_weights(name))
+        self._befores: list[_Before] = []
         on_gpu = model.device.type == "cuda"
         self._optimizer = torch.optim.AdamW(
             self._parameters, lr=0.0, fused=True if on_gpu else None
@@ -226,6 +236,7 @@ class Trainer:
             part.loss.backward()
             parts.append(replace(part, loss=part.loss.detach()))
             watch.end(row.row)
+        self._keep()  # while the GPU is at work: the figures wait for it
         figures = _figures(parts, sum(float(row.row.entries.weight.sum()) for row in rows))
         norm = self.descend(figures["loss"], config, config.learning_rate)
         if config.entropy_target is not None:
@@ -250,6 +261,7 @@ class Trainer:
         Raises:
             NonFiniteStep: `loss`, a gradient or a new weight is not finite.
         """
+        self._keep()
         named = self._named()
         gradients = {name: p.grad for name, p in named.items() if p.grad is not None}
         norm = torch.nn.utils.get_total_norm(list(gradients.values()))
@@ -289,17 +301,20 @@ class Trainer:
             TrainingError: for an error of torch, or want of memory. Neither it nor another error of
                 ours holds a tensor.
         """
-        weights = copies(self._parameters)
-        moments = get_moments(self._optimizer, self._parameters)
-        state = self._state
+        before = _Before(self._state)
+        self._befores.append(before)
         try:
             yield
         except BaseException as error:
             self._optimizer.zero_grad(set_to_none=True)
-            with torch.no_grad():
-                torch._foreach_copy_(self._parameters, weights)
-            set_moments(self._optimizer, self._parameters, moments)
-            self._state = state
+            if before.tensors is not None:
+                weights, moments = before.tensors
+                with torch.no_grad():
+                    torch._foreach_copy_(self._parameters, weights)
+                own = dict(zip(moments, copies(list(moments.values())), strict=True))
+                set_moments(self._optimizer, self._parameters, own)
+                del weights, moments, own  # an error keeps this frame alive
+            self._state = before.state
             if isinstance(error, RuntimeError | MemoryError | ARTError):
                 traceback.clear_frames(error.__traceback__)  # they hold the tensors of the step
             if isinstance(error, RuntimeError | MemoryError):
@@ -310,7 +325,17 @@ class Trainer:
                 ) from error
             raise
         finally:
-            del weights, moments  # an error keeps this frame alive
+            self._befores.remove(before)
+            before.tensors = None  # an error keeps this frame alive
+
+    def _keep(self) -> None:
+        """Copy what the optimizer is about to change, for those who may have to undo it."""
+        waiting = [before for before in self._befores if before.tensors is None]
+        if waiting:
+            moments = get_moments(self._optimizer, self._parameters)
+            tensors = (copies(self._parameters), moments)
+            for before in waiting:
+                before.tensors = tensors
 
     # Checkpoints
 

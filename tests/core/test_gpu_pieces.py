@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="art-langgraph[train] is not installed")
 
 from art_core.batch.forest import Row, plant
-from art_core.nn.gpu_pieces import Piece, pieces, queries_computed
+from art_core.nn.gpu_pieces import Piece, pieces
 from art_core.training.logprobs import tree_row
 from tests.core.samples import ancestors, make_sample
 
@@ -22,7 +22,7 @@ def agents(seed: int) -> Row:
     for group in range(2):
         stem = [group] * int(rng.integers(900, 1500))
         samples += [
-            make_sample(stem + [10 + i] * int(rng.integers(1500, 3000)), [1]) for i in range(3)
+            make_sample(stem + [10 + i] * int(rng.integers(3500, 6000)), [1]) for i in range(3)
         ]
     (row,) = plant(samples, 100_000)
     return row
@@ -50,12 +50,14 @@ def test_pieces_hold_each_pair_once() -> None:
 
 
 def test_cudnn_sees_few_lengths() -> None:
-    """8 per doubling: of causal pieces of 2048 to 3000 positions there are 2048, 2304, ... 3072."""
-    planned = [p for seed in range(30) for p in cut(agents(seed)) if p.is_planned]
-    causal = {queries_computed(p) for p in planned if p.causal}
-    assert causal <= {2048, 2304, 2560, 2816, 3072}
-    assert len([p for p in planned if p.causal]) > 50
-    stems = [p for p in planned if not p.causal]
-    assert {p.k1 - p.k0 for p in stems} <= {1024, 1152, 1280, 1408}
-    assert {(p.q1 - p.q0) % 512 for p in stems} == {0}
-    assert all(queries_computed(p) == p.q1 - p.q0 for p in stems)
+    """8 per doubling: of causal pieces of 4096 to 6000 positions there are 4096, 4608, ... 6144."""
+    planned = [(p, p.window) for seed in range(10) for p in cut(agents(seed))]
+    windows = [(p, window) for p, window in planned if window is not None]
+    assert all(a <= p.q0 and p.q1 <= b for p, (a, b) in windows)
+    causal = [b - a for p, (a, b) in windows if p.causal]
+    assert set(causal) <= {4096, 4608, 5120, 5632, 6144}
+    assert len(causal) > 30
+    stems = [(p, b - a) for p, (a, b) in windows if not p.causal]
+    assert {p.k1 - p.k0 for p, _ in stems} <= {1024, 1152, 1280, 1408}
+    assert {length % 1024 for _, length in stems} == {0}
+    assert {length for _, length in stems} <= set(range(8192, 18433, 1024))
