@@ -275,6 +275,7 @@ def main() -> None:
     peer = OneByOne(build(shape, device, dtype), adapter, config.learning_rate)
     samples = draw(args.load, scale, ours.model.vocab_size, seed=0)
     seen = gate(ours, peer, samples)
+    print(json.dumps({"gate": seen}), flush=True)  # the peer may take a minute from here
     began = time.perf_counter()
     figures = ours.update(samples)
     first = time.perf_counter() - began

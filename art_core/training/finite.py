@@ -30,14 +30,14 @@ def check_gradient(gradients: Mapping[str, Tensor], *, loss: float, norm: float)
         )
 
 
-@torch.no_grad()  # else each weight's norm is a kernel of its own
 def check_weights(weights: Mapping[str, Tensor], *, learning_rate: float) -> None:
     """Look at new weights.
 
     Raises:
         NonFiniteStep: one is not finite.
     """
-    if bool(torch.nn.utils.get_total_norm(list(weights.values())).isfinite()):
+    plain = [weight.detach() for weight in weights.values()]  # of parameters it asks one by one
+    if bool(torch.nn.utils.get_total_norm(plain).isfinite()):
         return
     bad = first_bad(weights)
     if bad is not None:  # else the norm alone is beyond a float

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="art-langgraph[train] is not installed")
 
 from art_core.batch.forest import Row, plant
-from art_core.nn.gpu_pieces import Piece, pieces
+from art_core.nn.gpu_plan import Piece, pieces
 from art_core.training.logprobs import tree_row
 from tests.core.samples import ancestors, make_sample
 
