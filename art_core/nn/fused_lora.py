@@ -1,7 +1,7 @@
 """LoRA layers on a GPU without the detours: no copies in float32, nothing kept twice.
 
-In: a model on a GPU in half precision with peft's LoRA layers. Out: the same model, each such layer
-computing x W' + s (x A') B' in the model's dtype in two products that are added in place. The
+In: a model on a GPU with peft's LoRA layers. Out: the same model, each such layer computing
+x W' + s (x A') B' in the model's dtype; layers that read the same input do so as one product. The
 adapter's own weights stay in float32, which the optimizer needs to add up small steps, and their
 gradients come out in float32; only their copies in a product are rounded, as the engine that
 serves them does. peft itself casts every activation to float32 and back.
@@ -9,65 +9,159 @@ serves them does. peft itself casts every activation to float32 and back.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+"""Of models that are fused: what a GPU's kernels add up in float32."""
 
 
-def use_fused_lora(model: torch.nn.Module) -> bool:
-    """Replace peft's LoRA linear layers in place; False where it is not a GPU's half precision."""
-    from peft.tuners.lora import Linear
+@dataclass(frozen=True, eq=False)
+class Together:
+    """The frozen weights of layers that read the same input, below each other."""
 
+    weight: Tensor
+    """[o, i]."""
+    bias: Tensor | None
+    """[o]."""
+    widths: Sequence[int]
+    """Outputs of each layer, in order."""
+
+
+def join(layers: Sequence[nn.Linear]) -> Together | None:
+    """Lay the weights of plain layers together, in place; None where they can't be.
+
+    The layers keep working: their weights become parts of the joined one, so no memory is lost.
+    """
+    if len({layer.bias is None for layer in layers}) > 1:
+        return None
+    if any(type(layer) is not nn.Linear for layer in layers):
+        return None
+    widths = [layer.out_features for layer in layers]
+    weight = torch.cat([layer.weight.detach() for layer in layers])
+    bias = None
+    if layers[0].bias is not None:
+        bias = torch.cat([layer.bias.detach() for layer in layers])
+        for layer, part in zip(layers, bias.split(widths), strict=True):
+            layer.bias.data = part
+    for layer, part in zip(layers, weight.split(widths), strict=True):
+        layer.weight.data = part
+    return Together(weight, bias, widths)
+
+
+def apply(together: Together, layers: Sequence[nn.Module], x: Tensor) -> Tensor:
+    """x [N, i] -> what the layers give, side by side [N, o], each with its active adapter.
+
+    layers: as they stand in the model by now, with peft's around some of them.
+    """
+    found = [_active(layer) for layer in layers]
+    if any(part is _OTHER for part in found):
+        return torch.cat([layer(x) for layer in layers], dim=-1)
+    adapters = [part for part in found if isinstance(part, _Adapter)]
+    if not adapters:
+        return nn.functional.linear(x, together.weight, together.bias)
+    places, start = [], 0
+    for width, part in zip(together.widths, found, strict=True):
+        if isinstance(part, _Adapter):
+            places.append((start, start + width, part.scale))
+        start += width
+    leaves = [leaf for part in adapters for leaf in (part.a, part.b)]
+    out: Tensor = _Lora.apply(x, together.weight, together.bias, tuple(places), *leaves)  # type: ignore[no-untyped-call]  # torch's stub
+    return out
+
+
+def use_fused_lora(model: nn.Module) -> bool:
+    """Replace peft's LoRA linear layers in place; False where it is not such a GPU model."""
     first = next(model.parameters())
-    if first.device.type != "cuda" or first.dtype not in (torch.bfloat16, torch.float16):
+    if first.device.type != "cuda" or first.dtype not in DTYPES:
         return False
-    fused = _fused_class()
-    for layer in model.modules():
-        if type(layer) is Linear and type(layer.base_layer) is torch.nn.Linear:
-            layer.__class__ = fused
+    fuse(model)
     return True
 
 
-def _fused_class() -> type:
+def fuse(model: nn.Module) -> None:
+    """As `use_fused_lora`, on any device."""
+    from peft.tuners.lora import Linear
+
+    fused = fused_class()
+    for layer in model.modules():
+        if type(layer) is Linear and type(layer.base_layer) is nn.Linear:
+            layer.__class__ = fused
+
+
+@dataclass(frozen=True, eq=False)
+class _Adapter:
+    """The one adapter that a layer answers with."""
+
+    a: Tensor
+    b: Tensor
+    scale: float
+
+
+_NONE, _OTHER = object(), object()
+"""A layer answers with its weight alone; or in a way that only peft knows."""
+
+
+def _active(layer: Any) -> object:
+    """An `_Adapter`, `_NONE` or `_OTHER`."""
+    kind = type(layer)
+    if kind is not fused_class():
+        return _NONE if kind is nn.Linear else _OTHER
+    if layer.merged:
+        return _OTHER
+    active = [name for name in layer.active_adapters if name in layer.lora_A]
+    if layer.disable_adapters or not active:
+        return _NONE
+    name = active[0]
+    if (
+        len(active) > 1
+        or name in layer.lora_variant
+        or not isinstance(layer.lora_dropout[name], nn.Identity)
+        or layer.lora_B[name].bias is not None
+    ):
+        return _OTHER
+    return _Adapter(layer.lora_A[name].weight, layer.lora_B[name].weight, layer.scaling[name])
+
+
+@lru_cache(maxsize=1)
+def fused_class() -> type:
     """A subclass of peft's layer: it differs where one plain adapter is active."""
-    global _FUSED
-    if _FUSED is None:
-        from peft.tuners.lora import Linear
+    from peft.tuners.lora import Linear
 
-        class FusedLora(Linear):
-            """`peft.tuners.lora.Linear`, with one adapter of no dropout fused."""
+    class FusedLora(Linear):
+        """`peft.tuners.lora.Linear`, with one adapter of no dropout fused."""
 
-            def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-                active = [name for name in self.active_adapters if name in self.lora_A]
-                if self.disable_adapters or self.merged or len(active) != 1 or args or kwargs:
-                    out: Tensor = super().forward(x, *args, **kwargs)
-                    return out
-                (name,) = active
-                if name in self.lora_variant or not isinstance(
-                    self.lora_dropout[name], torch.nn.Identity
-                ):
-                    out = super().forward(x)
-                    return out
-                out = _Lora.apply(  # type: ignore[no-untyped-call]  # torch's stub
-                    x,
-                    self.base_layer.weight,
-                    self.base_layer.bias,
-                    self.lora_A[name].weight,
-                    self.lora_B[name].weight,
-                    self.scaling[name],
-                )
+        def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            found = None if args or kwargs else _active(self)
+            if not isinstance(found, _Adapter):
+                out: Tensor = super().forward(x, *args, **kwargs)
                 return out
+            base = self.base_layer
+            out = _Lora.apply(  # type: ignore[no-untyped-call]  # torch's stub
+                x.reshape(-1, x.shape[-1]),
+                base.weight,
+                base.bias,
+                ((0, base.out_features, found.scale),),
+                found.a,
+                found.b,
+            )
+            return out.view(*x.shape[:-1], -1)
 
-        _FUSED = FusedLora
-    return _FUSED
-
-
-_FUSED: type | None = None
+    return FusedLora
 
 
 class _Lora(torch.autograd.Function):
-    """x [..., i], weight [o, i], bias [o], a [r, i], b [o, r] -> [..., o]."""
+    """x [N, i], weight [o, i], bias [o] -> [N, o].
+
+    places: of each adapter, where its outputs begin and end, and its scale; leaves: a [r, i] and b
+    [outputs, r] of each. All narrow sides stand side by side, [N, R], so that the input and the
+    gradient are each read once for all of them.
+    """
 
     @staticmethod
     def forward(
@@ -75,32 +169,54 @@ class _Lora(torch.autograd.Function):
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        a: Tensor,
-        b: Tensor,
-        scale: float,
+        places: Sequence[tuple[int, int, float]],
+        *leaves: Tensor,
     ) -> Tensor:
-        flat = x.reshape(-1, x.shape[-1])
-        low_a, low_b = a.to(x.dtype), (b * scale).to(x.dtype)
-        narrow = flat @ low_a.t()
-        out = torch.nn.functional.linear(flat, weight, bias).addmm_(narrow, low_b.t())
-        ctx.save_for_backward(flat, weight, low_a, low_b, narrow)
-        ctx.scale = scale
-        return out.view(*x.shape[:-1], -1)
+        low_a = torch.cat(leaves[::2]).to(x.dtype)
+        low_b = _diagonal(places, leaves[1::2], len(weight), x.dtype)
+        narrow = x @ low_a.t()
+        out = nn.functional.linear(x, weight, bias).addmm_(narrow, low_b.t())
+        ctx.save_for_backward(x, weight, low_a, low_b, narrow)
+        ctx.places, ctx.ranks = places, [len(a) for a in leaves[::2]]
+        return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        flat, weight, low_a, low_b, narrow = ctx.saved_tensors
-        shape, grad = grad.shape[:-1], grad.reshape(-1, grad.shape[-1])
+        x, weight, low_a, low_b, narrow = ctx.saved_tensors
         through = grad @ low_b
         dx = None
         if ctx.needs_input_grad[0]:
-            dx = (grad @ weight).addmm_(through, low_a).view(*shape, -1)
-        da, db = _exact(through.t(), flat), _exact(grad.t(), narrow) * ctx.scale
-        return dx, None, None, da, db, None
+            dx = (grad @ weight).addmm_(through, low_a)
+        da, db = _exact(through.t(), x), _exact(grad.t(), narrow)
+        leaves: list[Tensor] = []
+        row = 0
+        for (start, end, scale), rank in zip(ctx.places, ctx.ranks, strict=True):
+            rows = slice(row, row + rank)
+            leaves += [da[rows], db[start:end, rows] * scale]
+            row = rows.stop
+        return dx, None, None, None, *leaves
+
+
+def _diagonal(
+    places: Sequence[tuple[int, int, float]],
+    parts: Sequence[Tensor],
+    outputs: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    """[o, R]: every scale * B at its outputs and its columns."""
+    if len(parts) == 1 and len(parts[0]) == outputs:
+        return (parts[0] * places[0][2]).to(dtype)
+    found = parts[0].new_zeros(outputs, sum(part.shape[1] for part in parts), dtype=dtype)
+    column = 0
+    for (start, end, scale), part in zip(places, parts, strict=True):
+        columns = slice(column, column + part.shape[1])
+        torch.mul(part, scale, out=found[start:end, columns])
+        column = columns.stop
+    return found
 
 
 def _exact(left: Tensor, right: Tensor) -> Tensor:
     """The product in float32, as the tensor cores add it up."""
-    if left.device.type != "cuda":
+    if left.device.type != "cuda" or left.dtype == torch.float32:
         return (left @ right).float()
     return torch.mm(left, right, out_dtype=torch.float32)

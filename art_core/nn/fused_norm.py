@@ -35,24 +35,31 @@ def use_fused_norms(model: torch.nn.Module) -> int:
 def _fused(kind: type) -> type:
     def forward(self: Any, hidden_states: Tensor) -> Tensor:
         return torch.nn.functional.rms_norm(
-            hidden_states, self.weight.shape, self.weight, _epsilon(self)
+            hidden_states, self.weight.shape, self.weight, epsilon(self)
         )
 
     return type(f"Fused{kind.__name__}", (kind,), {"forward": forward})
 
 
-def _epsilon(norm: Any) -> float:
+def epsilon(norm: Any) -> float:
+    """What the norm adds to the mean of squares."""
     return float(norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps)
+
+
+def is_like_rms_norm(norm: Any, width: int | None = None) -> bool:
+    """Whether it holds what such a norm needs, for heads of `width` if that is given."""
+    weight = getattr(norm, "weight", None)
+    if weight is None or weight.dim() != 1 or width not in (None, len(weight)):
+        return False
+    return hasattr(norm, "variance_epsilon") or hasattr(norm, "eps")
 
 
 @torch.no_grad()
 def _is_plain(norm: Any) -> bool:
-    weight = getattr(norm, "weight", None)
-    if weight is None or weight.dim() != 1:
+    if not is_like_rms_norm(norm):
         return False
-    if not (hasattr(norm, "variance_epsilon") or hasattr(norm, "eps")):
-        return False
+    weight = norm.weight
     x = torch.randn(8, len(weight), device=weight.device, dtype=weight.dtype)
     own = norm(x)
-    fused = torch.nn.functional.rms_norm(x, weight.shape, weight, _epsilon(norm))
+    fused = torch.nn.functional.rms_norm(x, weight.shape, weight, epsilon(norm))
     return bool((own - fused).abs().max() <= _AGREE * own.abs().max())

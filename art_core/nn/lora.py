@@ -55,8 +55,11 @@ class LoraModel:
         use_fused_norms(self._causal)
         self._merging = Merging(self._causal)
         self._tuner: Any = None  # peft's, once there is an adapter
+        self._adapted: list[Any] = []  # the layers that it put adapters into
+        self._found: dict[str, list[tuple[str, Tensor]]] = {}  # parameters, by adapter
         self._active: str | None = None
         self._trainable = False
+        self._applied: str | None = None  # the adapter that the layers know of
         self._decoder = trees.decoder(base)
         self._head = self._find_head()
         self._recompute = Recompute(base)
@@ -182,6 +185,7 @@ class LoraModel:
 
         A model that does not share positions takes one sequence, and does not ask the row.
         """
+        self._apply()
         if self.shares_positions:
             merged = self._merging.weights(self._active, learns=self._trainable)
             if merged is not None:
@@ -281,9 +285,11 @@ class LoraModel:
         if name not in self.adapters():
             return
         self.activate(None)
+        self._apply()
         self._merging.forget()
         self._tuner.set_adapter([], inference_mode=True)  # peft warns when it has to choose another
         self._tuner.delete_adapter(name)
+        self._look()
 
     def activate(self, name: str | None) -> None:
         """Answer with this adapter from now on; None is the base model."""
@@ -311,8 +317,19 @@ class LoraModel:
             self._switch(before, trainable=trainable)
 
     def _named_parameters(self, name: str) -> list[tuple[str, Tensor]]:
-        found = [(n, p) for n, p in self._causal.named_parameters() if f".{name}." in n]
-        return sorted(found, key=lambda item: item[0])
+        if name not in self._found:
+            found = [(n, p) for n, p in self._causal.named_parameters() if f".{name}." in n]
+            self._found[name] = sorted(found, key=lambda item: item[0])
+        return self._found[name]
+
+    def _look(self) -> None:
+        """See anew where adapters are: walking through a whole model takes 20 ms and more."""
+        from peft.tuners.tuners_utils import BaseTunerLayer
+        from peft.utils.other import AuxiliaryTrainingWrapper
+
+        kinds = BaseTunerLayer | AuxiliaryTrainingWrapper
+        self._adapted = [m for m in self._causal.modules() if isinstance(m, kinds)]
+        self._found.clear()
 
     def _add(self, name: str, config: Any, seed: int) -> None:
         """Put a new adapter into the layers; on a ValueError of peft nothing has changed.
@@ -338,8 +355,10 @@ class LoraModel:
         self._causal.eval()
         use_onednn(self._causal)
         use_fused_lora(self._causal)
-        self._trainable = True  # peft leaves a fresh adapter trainable
-        self.activate(None)
+        self._look()
+        self._applied = name  # peft leaves a fresh adapter active, and trainable
+        self._switch(None, trainable=False)
+        self._apply()
 
     def _fill(self, name: str, weights: dict[str, Tensor], folder: Path) -> None:
         from peft.utils import set_peft_model_state_dict
@@ -369,15 +388,31 @@ class LoraModel:
     def _switch(self, name: str | None, *, trainable: bool) -> None:
         if name is not None and name not in self.adapters():  # peft would answer as the base model
             raise AssertionError(f"no adapter {name!r} among {self.adapters()}")
-        if name is None:
-            if self._tuner is not None:
-                self._tuner.disable_adapter_layers()
-        else:
-            self._tuner.enable_adapter_layers()
-            self._tuner.set_adapter(name, inference_mode=not trainable)
-            if trainable and not all(p.requires_grad for _, p in self._named_parameters(name)):
-                raise AssertionError(f"adapter {name} is not trainable after set_adapter")
+        if self._trainable:
+            self._require_gradients(False)
         self._active, self._trainable = name, trainable
+        if trainable:
+            self._apply()
+            self._require_gradients(True)
+
+    def _require_gradients(self, wanted: bool) -> None:
+        """Of the active adapter's parameters."""
+        assert self._active is not None
+        for _, parameter in self._named_parameters(self._active):
+            parameter.requires_grad_(wanted)
+
+    def _apply(self) -> None:
+        """Tell the layers which adapter is active: late, for it takes 10 ms and more."""
+        if self._active == self._applied:
+            return
+        for layer in self._adapted:
+            if self._active is None or layer.disable_adapters:
+                layer.enable_adapters(self._active is not None)
+            if self._active is not None:
+                layer.set_adapter(self._active, inference_mode=True)
+        if self._active is not None:
+            self._tuner.active_adapter = self._active
+        self._applied = self._active
 
 
 def _read(folder: Path) -> tuple[Any, dict[str, Tensor]]:

@@ -29,6 +29,7 @@ from art_core.nn.attention import (
     rectangle_backward,
     ungroup_heads,
 )
+from art_core.nn.gpu_plan import Piece, pieces
 from art_core.nn.rows import Score
 
 Int = npt.NDArray[np.int64]
@@ -67,9 +68,9 @@ class TreeRow:
         if q.device.type == "cuda":
             window = self._biting(score.window)
             if window is None and score.softcap is None and score.sinks is None:
-                pieces = self._pieces if gpu_pieces.has_kernels(q, v) else None
-                if pieces is not None:
-                    return gpu_pieces.attend(q, k, v, score.scale, pieces)
+                cut = self._pieces if gpu_pieces.has_kernels(q, v) else None
+                if cut is not None:
+                    return gpu_pieces.attend(q, k, v, score.scale, cut)
             mask = flex.mask(self._masks, self.visible_until, self.depth, window, q.device)
             return flex.attend(q, k, v, score, mask)
         return self.in_rectangles(q, k, v, score)
@@ -90,8 +91,8 @@ class TreeRow:
         return self._blocks[window]
 
     @cached_property
-    def _pieces(self) -> list[gpu_pieces.Piece] | None:
-        return gpu_pieces.pieces(self.blocks(), len(self.depth))
+    def _pieces(self) -> list[Piece] | None:
+        return pieces(self.blocks(), len(self.depth))
 
     @property
     def visible_until(self) -> Int:

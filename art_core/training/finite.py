@@ -36,7 +36,8 @@ def check_weights(weights: Mapping[str, Tensor], *, learning_rate: float) -> Non
     Raises:
         NonFiniteStep: one is not finite.
     """
-    if bool(torch.nn.utils.get_total_norm(list(weights.values())).isfinite()):
+    plain = [weight.detach() for weight in weights.values()]  # of parameters it asks one by one
+    if bool(torch.nn.utils.get_total_norm(plain).isfinite()):
         return
     bad = first_bad(weights)
     if bad is not None:  # else the norm alone is beyond a float

@@ -20,6 +20,7 @@ from torch import Tensor
 from art_core.batch.forest import Float, Int, Row
 from art_core.config import TrainConfig
 from art_core.nn.lora import LoraModel
+from art_core.nn.upload import upload
 from art_core.training import kl
 from art_core.training.entropy import least_of_top
 from art_core.training.logprobs import entry_logprobs
@@ -52,11 +53,11 @@ class KnownRow:
         """With what the policy of the moment says of the row's entries [E]."""
         device, entries, own = logprobs.device, self.row.entries, self.own
         if not own.all():
-            at = torch.as_tensor(own, device=device)
+            at = upload(np.flatnonzero(own), device)
             logprobs, entropies = logprobs[at], entropies[at]
 
         def tensor(values: Float | Int) -> Tensor:
-            return torch.as_tensor(values, device=device).to(logprobs.dtype)
+            return upload(values, device).to(logprobs.dtype)
 
         old, out = tensor(self.old), self.left_out
         return Tokens(
@@ -65,19 +66,19 @@ class KnownRow:
             old=torch.where(old.isnan(), logprobs.detach(), old),
             advantage=tensor(self.advantage),
             weight=tensor(entries.weight[own]),
-            call=torch.as_tensor(entries.call[own], device=device),
+            call=upload(entries.call[own], device),
             sampler=None if self.sampler is None else tensor(self.sampler),
             reference=None if self.reference is None else tensor(self.reference),
             staleness=tensor(entries.staleness[own]),
-            left_out=None if out is None else torch.as_tensor(out, device=device),
+            left_out=None if out is None else upload(out, device),
         )
 
     def observed(self, logprobs: Tensor) -> tuple[Tensor, Tensor] | None:
         """(logprob, weight) of the entries that were observed; None: there are none."""
         if self.own.all():
             return None
-        weight = torch.as_tensor(self.row.entries.weight[~self.own], device=logprobs.device)
-        at = torch.as_tensor(~self.own, device=logprobs.device)
+        weight = upload(self.row.entries.weight[~self.own], logprobs.device)
+        at = upload(np.flatnonzero(~self.own), logprobs.device)
         return logprobs[at], weight.to(logprobs.dtype)
 
 

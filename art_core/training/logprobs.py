@@ -7,8 +7,6 @@ the hidden state they come from is worked out there and kept, two vectors of the
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,6 +18,8 @@ from art_core.errors import GroupError
 from art_core.nn.head import Head
 from art_core.nn.lora import LoraModel
 from art_core.nn.tree_row import TreeRow
+from art_core.nn.triton_here import has_triton
+from art_core.nn.upload import upload
 
 EXTRA_MEMORY = 0.012
 """Of the logits of all of a row's positions: what the logits of a chunk may take. What is kept of
@@ -59,18 +59,11 @@ def entry_logprobs(
         GroupError: a sequence is longer than the model's context.
     """
     _check_depth(model, row)
-    device = model.device
-    hidden = model.hidden(
-        torch.from_numpy(row.ids).to(device), torch.from_numpy(row.depth).to(device), tree_row(row)
-    )
-    return head_logprobs(
-        model.head,
-        hidden,
-        torch.from_numpy(row.entries.position).to(device),
-        torch.from_numpy(row.entries.target).to(device),
-        torch.from_numpy(row.entries.temperature).to(device),
-        entropy_gradient=entropy_gradient,
-    )
+    entries = row.entries
+    columns = (row.ids, row.depth, entries.position, entries.target, entries.temperature)
+    ids, depth, *rest = (upload(column, model.device) for column in columns)
+    hidden = model.hidden(ids, depth, tree_row(row))
+    return head_logprobs(model.head, hidden, *rest, entropy_gradient=entropy_gradient)
 
 
 def head_logprobs(
@@ -83,13 +76,17 @@ def head_logprobs(
     entropy_gradient: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """As `entry_logprobs`: hidden [N, H] of a row, and the entries' [E] positions and targets."""
-    in_place = hidden.dtype in (torch.float32, torch.float64)
+    if _has_kernel(hidden):
+        held = 1 + entropy_gradient
+    else:
+        in_place = hidden.dtype in (torch.float32, torch.float64)
+        held = 2 if in_place or not entropy_gradient else 3
     logprobs, entropies = _Entries.apply(  # type: ignore[no-untyped-call]  # torch's stub
         hidden[position],
         head,
         target,
         torch.where(temperature == 0, torch.ones_like(temperature), temperature),
-        chunk_size(len(hidden), held=2 if in_place or not entropy_gradient else 3),
+        chunk_size(len(hidden), held),
         entropy_gradient,
     )
     return logprobs, entropies
@@ -163,15 +160,28 @@ def _chunk(
     needs_entropy: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Logprob and entropy [n], and the gradient [n, H] of each, where it is needed."""
-    measure = _compiled() if hidden.device.type == "cuda" else _measure
-    logprob, entropy, picked_slope, falling, spreading = measure(
-        head.matrix(hidden), target, temperature, head.scale, head.cap, needs_logprob, needs_entropy
-    )
-    by_logprob = None
-    if falling is not None:
-        by_logprob = picked_slope.unsqueeze(1) * head.weight[target] - head.pull(falling)
+    raw = head.matrix(hidden)
+    if _has_kernel(raw):
+        from art_core.nn.head_kernel import measure
+
+        logprob, entropy, slope, spreading = measure(
+            raw, target, temperature, head.scale, head.cap,
+            needs_logprob=needs_logprob, needs_entropy=needs_entropy,
+        )  # fmt: skip
+        by_logprob = None if slope is None else head.pull(slope)
+    else:
+        logprob, entropy, picked_slope, falling, spreading = _measure(
+            raw, target, temperature, head.scale, head.cap, needs_logprob, needs_entropy
+        )
+        by_logprob = None
+        if falling is not None:
+            by_logprob = picked_slope.unsqueeze(1) * head.weight[target] - head.pull(falling)
     by_entropy = None if spreading is None else head.pull(spreading)
     return logprob, entropy, by_logprob, by_entropy
+
+
+def _has_kernel(x: Tensor) -> bool:
+    return x.device.type == "cuda" and x.dtype != torch.float64 and has_triton()
 
 
 def _measure(
@@ -216,9 +226,3 @@ def _measure(
         p *= slope
         falling = p.to(raw.dtype)
     return logprob, entropy, picked_slope.squeeze(1), falling, spreading
-
-
-@lru_cache(maxsize=1)
-def _compiled() -> Callable[..., Any]:
-    """`_measure` in two passes over the logits; it is bound by memory."""
-    return torch.compile(_measure, dynamic=True)

@@ -38,11 +38,21 @@ def get_moments(
     optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]
 ) -> dict[str, Tensor]:
     """A copy of the optimizer's tensors, by parameter and name."""
-    return {
-        f"{i}.{key}": value.detach().clone()
+    held = {
+        f"{i}.{key}": value
         for i, parameter in enumerate(parameters)
         for key, value in optimizer.state.get(parameter, {}).items()
     }
+    return dict(zip(held, copies(list(held.values())), strict=True))
+
+
+@torch.no_grad()
+def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Of all at once: on a GPU hundreds of small copies wait for each other's launch."""
+    found = [torch.empty_like(tensor) for tensor in tensors]
+    if found:  # torch refuses none
+        torch._foreach_copy_(found, list(tensors))
+    return found
 
 
 def set_moments(
@@ -67,9 +77,7 @@ def set_moments(
                 got=str(source),
                 fix="Choose another step.",
             )
-        # torch keeps the counter of steps on the CPU
-        value = value if name == "step" else value.to(parameter.device)
-        state.setdefault(parameter, {})[name] = value
+        state.setdefault(parameter, {})[name] = value.to(parameter.device)
     optimizer.state.clear()
     optimizer.state.update(state)
 

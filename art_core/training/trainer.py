@@ -11,7 +11,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -32,6 +32,7 @@ from art_core.training.loss import LossParts, cross_entropy, row_loss
 from art_core.training.moments import (
     OPTIMIZER,
     TrainerState,
+    copies,
     get_moments,
     read_state,
     set_moments,
@@ -40,6 +41,15 @@ from art_core.training.moments import (
 from art_core.training.out_of_memory import OutOfMemory, free, is_out_of_memory
 from art_core.training.rows import rows_for
 from art_core.training.watch import OnProgress, Watch, Work
+
+
+@dataclass(eq=False)
+class _Before:
+    """What is put back if a step fails."""
+
+    state: TrainerState
+    tensors: tuple[list[Tensor], dict[str, Tensor]] | None = None
+    """Weights and moments, from when they are about to change."""
 
 
 class Trainer:
@@ -55,7 +65,12 @@ class Trainer:
         self._state = TrainerState(updates=0, seed=seed)
         with model.training(name) as parameters:
             self._parameters = parameters
-        self._optimizer = torch.optim.AdamW(self._parameters, lr=0.0)
+        self._names = list(model.adapter_weights(name))
+        self._befores: list[_Before] = []
+        on_gpu = model.device.type == "cuda"
+        self._optimizer = torch.optim.AdamW(
+            self._parameters, lr=0.0, fused=True if on_gpu else None
+        )
 
     @property
     def running(self) -> float:
@@ -180,6 +195,7 @@ class Trainer:
             part.loss.backward()
             parts.append(replace(part, loss=part.loss.detach()))
             watch.end(row.row)
+        self._keep()  # while the GPU is at work: the figures wait for it
         figures = figures_of_update(parts, rows)
         norm = self.descend(figures["loss"], config, config.learning_rate)
         if config.entropy_target is not None:
@@ -204,6 +220,7 @@ class Trainer:
         Raises:
             NonFiniteStep: `loss`, a gradient or a new weight is not finite.
         """
+        self._keep()
         named = self._named()
         gradients = {name: p.grad for name, p in named.items() if p.grad is not None}
         norm = torch.nn.utils.get_total_norm(list(gradients.values()))
@@ -232,7 +249,7 @@ class Trainer:
 
     def _named(self) -> dict[str, Tensor]:
         """The parameters under the names that they have in an adapter's file."""
-        return dict(zip(self._model.adapter_weights(self._name), self._parameters, strict=True))
+        return dict(zip(self._names, self._parameters, strict=True))
 
     @contextmanager
     def training(self) -> Iterator[LoraModel]:
@@ -248,18 +265,20 @@ class Trainer:
             TrainingError: for an error of torch, or want of memory. Neither it nor another error of
                 ours holds a tensor.
         """
-        weights = [p.detach().clone() for p in self._parameters]
-        moments = get_moments(self._optimizer, self._parameters)
-        state = self._state
+        before = _Before(self._state)
+        self._befores.append(before)
         try:
             yield
         except BaseException as error:
             self._optimizer.zero_grad(set_to_none=True)
-            with torch.no_grad():
-                for parameter, weight in zip(self._parameters, weights, strict=True):
-                    parameter.copy_(weight)
-            set_moments(self._optimizer, self._parameters, moments)
-            self._state = state
+            if before.tensors is not None:
+                weights, moments = before.tensors
+                with torch.no_grad():
+                    torch._foreach_copy_(self._parameters, weights)
+                own = dict(zip(moments, copies(list(moments.values())), strict=True))
+                set_moments(self._optimizer, self._parameters, own)
+                del weights, moments, own  # an error keeps this frame alive
+            self._state = before.state
             if isinstance(error, RuntimeError | MemoryError | ARTError):
                 traceback.clear_frames(error.__traceback__)  # they hold the tensors of the step
             if isinstance(error, RuntimeError | MemoryError):
@@ -270,7 +289,17 @@ class Trainer:
                 ) from error
             raise
         finally:
-            del weights, moments  # an error keeps this frame alive
+            self._befores.remove(before)
+            before.tensors = None  # an error keeps this frame alive
+
+    def _keep(self) -> None:
+        """Copy what the optimizer is about to change, for those who may have to undo it."""
+        waiting = [before for before in self._befores if before.tensors is None]
+        if waiting:
+            moments = get_moments(self._optimizer, self._parameters)
+            tensors = (copies(self._parameters), moments)
+            for before in waiting:
+                before.tensors = tensors
 
     # Checkpoints
 

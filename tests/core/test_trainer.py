@@ -350,6 +350,25 @@ def test_a_failed_step_leaves_everything_as_it_was(
     assert same_bits(weights(model), weights(untouched_model))
 
 
+def test_an_error_after_two_steps_undoes_both(tiny_llama: Path, tmp_path: Path) -> None:
+    """As when a checkpoint can't be written; what was put back is not the copy that is kept."""
+    model, trainer = trained_once(tiny_llama)
+    before = weights(model), moments(trainer, tmp_path / "before")
+
+    def fail_at_the_end() -> None:
+        with trainer.undone_on_error():
+            with pytest.raises(NonFiniteStep):
+                trainer.step(calls(), CONFIG.model_copy(update={"learning_rate": 1e308}))
+            trainer.step(calls(), CONFIG)
+            trainer.step(calls(), CONFIG)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail_at_the_end()
+    assert same_bits(weights(model), before[0])
+    assert same_bits(moments(trainer, tmp_path / "after"), before[1])
+
+
 def test_a_call_too_long_for_a_row_changes_nothing(tiny_llama: Path) -> None:
     model, trainer = trained_once(tiny_llama)
     before = weights(model)

@@ -19,7 +19,7 @@ from art_core.config import EngineConfig
 from art_core.engine.embedded import EmbeddedEngine
 from art_core.engine.tokenizer import ByteTokenizer
 from art_core.errors import BaseModelError, GroupError
-from art_core.nn import gpu_pieces
+from art_core.nn import gpu_plan
 from art_core.nn.flex import padded_length
 from art_core.nn.head import find_head
 from art_core.nn.lora import LoraModel
@@ -94,19 +94,19 @@ def test_what_only_goes_on_is_one_segment() -> None:
 
 def test_few_large_pieces_are_told_from_many_small_ones() -> None:
     """A stem with 16 leaves is three calls; a hundred stems are too many to be worth it."""
-    stem = list(range(3000))
-    (row,) = plant([make_sample([*stem, 5000 + i] * 1, [1] * 50) for i in range(16)], 10_000)
+    stem = list(range(5000))
+    (row,) = plant([make_sample([*stem, 9000 + i] * 1, [1] * 50) for i in range(16)], 10_000)
     pieces = tree_row(row)._pieces
     assert pieces is not None
     assert [(p.q0, p.q1, p.k0, p.k1, len(p.cuts)) for p in pieces] == [
-        (0, 3000, 0, 3000, 0),
-        (3000, 3800, 3000, 3800, 17),
-        (3000, 3800, 0, 3000, 0),
+        (0, 5000, 0, 5000, 0),
+        (5000, 5800, 5000, 5800, 17),
+        (5000, 5800, 0, 5000, 0),
     ]
     many = [make_sample([i] * 9 + [j], [1] * 9) for i in range(100) for j in range(2)]
     (row,) = plant(many, 10_000)
     assert tree_row(row)._pieces is None
-    assert gpu_pieces.pieces([], 0) == []
+    assert gpu_plan.pieces([], 0) == []
 
 
 def test_the_head_takes_little_memory_beside_all_logits() -> None:
