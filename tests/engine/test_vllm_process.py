@@ -244,6 +244,7 @@ async def test_it_is_given_up_after_so_many_faults(tmp_path: Path) -> None:
     process = supervised(tmp_path, f"--stub-says={reason}").start()
     reason.write_text("RuntimeError: No CUDA GPUs are available")
     os.kill(pids(tmp_path)[0], signal.SIGKILL)
+    wait_for(lambda: process.state != "ready")
     with pytest.raises(
         EngineDied, match=r"could not be restarted.*2 times before(?s:.)*finds none"
     ):
