@@ -1,4 +1,5 @@
-"""What a log of vLLM is understood to say. The lines are as vLLM 0.25 to 0.32 and torch write them."""
+"""What a log of vLLM is understood to say. The lines are as vLLM 0.32, argparse and torch write
+them."""
 
 from __future__ import annotations
 
@@ -24,6 +25,11 @@ LINES = {
     "KV cache is needed, which is larger than the available KV cache memory (1.50 GiB).": (
         "a sequence of max_model_len needs 8.00 GiB of keys and values and 1.50 GiB are left",
         "max_model_len",
+    ),
+    "ValueError: Available memory on node 0 (3.20/23.44 GiB) on kv cache allocation is less than "
+    "requested memory for kv (64.0 GiB). Decrease --kv-cache-memory-bytes, ...": (
+        "the machine has 3.20 of its 23.44 GiB free, and 64.0 were to hold keys and values",
+        "cpu_cache_gb",
     ),
     "ValueError: No available memory for the cache blocks. Try increasing": (
         "the weights leave no memory for keys and values",

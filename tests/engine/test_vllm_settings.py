@@ -61,6 +61,7 @@ def test_what_we_rely_on_can_not_be_overridden(flag: str) -> None:
     ("wrong", "says"),
     [
         ({"lora_rank": 513}, "expected 1 to 512"),
+        ({"cpu_cache_gb": 0.0}, "more than 0"),
         ({"max_loras": 1}, "at least 2"),
         ({"gpu_memory_utilization": 90.0}, "at most 1"),
     ],
@@ -78,3 +79,9 @@ def test_variables_of_the_user_win() -> None:
     assert seen["HF_HUB_OFFLINE"] == "0"
     assert seen["PYTHONPATH"] == "/mine"
     assert seen["PATH"] == "/env/bin:/bin"
+
+
+@pytest.mark.parametrize(("asked", "given"), [(0.5, "1"), (1.0, "1"), (1.5, "2"), (4, "4")])
+def test_vllm_reads_the_cache_of_a_cpu_as_a_whole_number(asked: float, given: str) -> None:
+    settings = VllmSettings(model=MODEL, served_name="m", cpu_cache_gb=asked)
+    assert settings.variables({}, Path("/p"), "k")["VLLM_CPU_KVCACHE_SPACE"] == given
