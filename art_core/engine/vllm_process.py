@@ -15,47 +15,24 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from art_core.engine.runtime import probe
+from art_core.engine.supervision import Supervision, longest_silence
 from art_core.engine.vllm_faults import Fault
 from art_core.engine.vllm_server import LOG, Progress, VllmServer
 from art_core.engine.vllm_settings import VllmSettings
-from art_core.errors import EngineDied, EngineError, EngineStartFailed, RuntimeMissing
+from art_core.errors import EngineDied, EngineError, EngineStartFailed
+
+__all__ = ["Progress", "State", "Supervision", "VllmProcess"]
 
 _log = logging.getLogger(__name__)
 
 State = Literal["new", "starting", "ready", "restarting", "failed", "stopped"]
-HANG_GPU, HANG_CPU = 20.0, 180.0
-"""Seconds of silence that are a hang. A step on a GPU takes a second at most; on a CPU that others
-use too, thousands of prompt tokens take a minute."""
 _PORT_TRIES = 3
 _NOTICED_S = 0.05
 """After so long an end is noticed."""
-
-
-@dataclass(frozen=True)
-class Supervision:
-    """How it is watched. Seconds, where nothing else is said."""
-
-    start_within: float = 900.0
-    """A start that takes longer has failed. Big models load for minutes."""
-    look_every: float = 1.0
-    """Between two health checks."""
-    hang_after: float | None = None
-    """Without an answer from its engine for so long, it hangs. An answer comes between two steps of
-    the model, so this is longer than the longest step. None: `HANG_GPU` or `HANG_CPU`, by the build
-    of its torch."""
-    stop_within: float = 10.0
-    """It may take so long to stop by itself."""
-    restarts: int = 3
-    """So many within `restarts_within`; the next fault is final."""
-    restarts_within: float = 600.0
-    first_pause: float = 0.5
-    """Before the first restart; doubled for each that follows."""
 
 
 class VllmProcess:
@@ -92,7 +69,7 @@ class VllmProcess:
         self._server: VllmServer | None = None
         self._starts = 0
         self._fault: EngineError | None = None
-        self._hang_after = self.supervision.hang_after or 0.0  # known once it has started
+        self._hang_after = 0.0  # known once it has started
         self._patience = 0  # how many blocks of `patiently` are open
         self._watch: threading.Thread | None = None
         self._look = threading.Event()  # look at once
@@ -145,7 +122,7 @@ class VllmProcess:
             self._state = "starting"
         try:
             self._bring_up(progress or _silent)
-            self._hang_after = self.supervision.hang_after or _hang_after(self._python)
+            self._hang_after = longest_silence(self.supervision, self._python)
         except BaseException as error:
             if self._server is not None:
                 self._server.stop(at_once=True)
@@ -351,15 +328,6 @@ class VllmProcess:
             tail=fault.tail,
             fix=f"{fault.fix} The whole log: {self.log}",
         )
-
-
-def _hang_after(python: Path) -> float:
-    """How long vLLM in `python` may be silent."""
-    try:
-        is_cpu = probe(python)["accelerator"] is None
-    except RuntimeMissing:  # it serves, so it runs; whatever it is, be patient with it
-        is_cpu = True
-    return HANG_CPU if is_cpu else HANG_GPU
 
 
 def _of_restart(error: Exception, before: Fault) -> Fault:
