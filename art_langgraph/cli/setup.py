@@ -26,7 +26,7 @@ app = typer.Typer(
 
 @app.callback()
 def _setup() -> None:
-    """Install what runs in an environment of its own."""
+    """Install what runs in an environment of its own."""  # a callback keeps the one command named
 
 
 @app.command()
