@@ -99,6 +99,31 @@ class EngineError(ARTError):
     """The inference engine failed or is closed."""
 
 
+class RuntimeMissing(EngineError):
+    """There is no vLLM to serve with, or one of a version that was not tested."""
+
+
+class _EngineGone(EngineError):
+    """The engine's process is not there. `tail` is the end of its log."""
+
+    def __init__(self, what: str, *, tail: str, fix: str) -> None:
+        told = f"\nThe end of its log:\n{tail}" if tail else ""
+        super().__init__(what, fix=f"{fix}{told}")
+        self.fix, self.tail = fix, tail
+
+
+class EngineStartFailed(_EngineGone):
+    """The engine's process did not come up."""
+
+
+class EngineDied(_EngineGone):
+    """The engine's process ended or hung while it was in use, and is down for good."""
+
+
+class SetupError(ARTError):
+    """The environment that vLLM runs in can't be made."""
+
+
 class TrainingError(ARTError):
     """A training step failed; weights are those of the last whole step."""
 
