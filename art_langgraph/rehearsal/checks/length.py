@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from art_langgraph.rehearsal.finding import Finding
+from art_core.finding import Finding
 from art_langgraph.rehearsal.played import Rehearsal
 from art_langgraph.rehearsal.wording import listed, place, plural
 
