@@ -25,7 +25,7 @@ from art_core.nn.model_folder import BaseModelInfo, inspect_base_model
 from art_core.nn.packaged import SMOLLM2_135M, PackagedModel, convert_gguf, fetch_gguf
 from art_core.sealed import find_damage, remove_leftovers, write_sealed
 
-__all__ = ["BaseModelInfo", "inspect_base_model", "resolve_base_model"]
+__all__ = ["BaseModelInfo", "inspect_base_model", "kept_folder", "resolve_base_model"]
 
 Progress = Callable[[str], None]
 
@@ -86,6 +86,14 @@ def resolve_base_model(
         fix="Check the name and the network, or pass the folder of a model that you have. "
         f"{SMOLLM2_135M.name!r} needs no hub.",
     )
+
+
+def kept_folder(name: str, *, home: Path | None = None) -> Path | None:
+    """Where a model that can be had as a package is kept, there or not; None for any other."""
+    for model in PACKAGED:
+        if name in (model.name, model.folder):
+            return _models_folder(home) / model.folder
+    return None
 
 
 def _from_hub(name: str, say: Progress) -> Path | str:

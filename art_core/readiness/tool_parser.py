@@ -99,6 +99,11 @@ def tool_parser(template: str, special_tokens: Collection[str] = ()) -> ParserFo
     return ParserFound(form.parser, True, f"calls are written {_quoted(written[at:])}")
 
 
+def writes_calls(dialogue: Dialogue) -> bool:
+    """True if the history shows the calls that were made."""
+    return _written_call(dialogue) is not None
+
+
 def _written_call(dialogue: Dialogue) -> str | None:
     """The text of a call; None if the template leaves calls out."""
     written = dialogue.answer([user("q")], called(_VALUE), tools=True)
