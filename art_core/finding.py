@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 Status: TypeAlias = Literal["pass", "warn", "fail", "skipped"]
-"""pass: right. warn: it works, but look at it. fail: it can't work so. skipped: could not be seen."""
+"""pass: right. warn: works, but look at it. fail: can't work so. skipped: could not be seen."""
 
 
 @dataclass(frozen=True)

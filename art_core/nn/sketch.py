@@ -141,7 +141,9 @@ def _targets(model: LoraModel) -> tuple[tuple[str, ...], str | None]:
         model.create_adapter("look", LoraSettings(rank=1), seed=0)
     except ARTError as error:
         return (), str(error)
-    names = {key.rpartition(".lora_")[0].rpartition(".")[2] for key in model.adapter_weights("look")}
+    names = {
+        key.rpartition(".lora_")[0].rpartition(".")[2] for key in model.adapter_weights("look")
+    }
     return tuple(sorted(names)), None
 
 

@@ -1,7 +1,8 @@
 """What the doctor says of a machine: each thing that serving and training need, with its fix.
 
-In: facts (`Machine`, `Place`s, whether loopback works, what vLLM there is). Out: findings. A machine
-without GPU or torch is no fault: it can run agents, and the embedded engine serves small models.
+In: facts (`Machine`, `Place`s, whether loopback works, what vLLM there is). Out: findings. A
+machine without GPU or torch is no fault: it can run agents, and the embedded engine serves small
+models.
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ def _gpus(machine: Machine) -> list[Finding]:
     found = []
     for gpu in machine.gpus:
         major, minor = gpu.capability
-        what = f"{gpu.name}, {gib(gpu.total)}, {gib(gpu.free)} free, compute capability {major}.{minor}"
+        room = f"{gib(gpu.total)}, {gib(gpu.free)} free"
+        what = f"{gpu.name}, {room}, compute capability {major}.{minor}"
         if gpu.capability < _VLLM_CAPABILITY:
             found.append(Finding("GPU", "fail", what, "vLLM needs capability 7.0 or newer."))
         elif gpu.capability < _BRAIN_CAPABILITY:

@@ -19,9 +19,9 @@ _USABLE = 0.92
 """Of a GPU's memory: the rest is the driver's, and in pieces."""
 _WORDS: dict[Way, str] = {
     "serve": "serve by vLLM, as stored",
-    "serve 4-bit": "serve by vLLM, weights in 4 bits",
+    "serve 4-bit": "serve by vLLM, if made 4 bits",
     "train": "train a LoRA, 16 bits",
-    "train 4-bit": "train a LoRA on 4 bits (QLoRA)",
+    "train 4-bit": "train a LoRA, 4 bits (not yet here)",
     "embedded": "serve and train on a processor",
 }
 

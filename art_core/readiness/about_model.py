@@ -14,7 +14,7 @@ from art_core.readiness.append_only import AppendOnly
 from art_core.readiness.chat import Chat
 from art_core.readiness.computes import Computed, Unknown
 from art_core.readiness.limits import (
-    VLLM_RANKS,
+    RANKS,
     check_trainable,
     check_vllm_takes_adapters,
     served_rank,
@@ -63,7 +63,9 @@ def _weights(files: ModelFiles, shape: Shape) -> Finding:
     if files.weight_bytes is None:
         what = f"not here; config and template are enough to look. {form.capitalize()}"
         return Finding("weights", "skipped", what, "Fetch them: art-langgraph model fetch NAME")
-    return Finding("weights", "pass", f"{files.weight_bytes / GIB:.2f} GiB in {files.folder}, {form}")
+    return Finding(
+        "weights", "pass", f"{files.weight_bytes / GIB:.2f} GiB in {files.folder}, {form}"
+    )
 
 
 def _context(shape: Shape, computed: Computed | Unknown, load: Load) -> Finding:
@@ -132,7 +134,9 @@ def _reasoning(chat: Chat) -> Finding:
 
 def _parser(check: str, found: ParserFound, flag: str) -> Finding:
     if found.name is None:
-        return Finding(check, "warn", found.why, f"If you know one that reads it, name it ({flag}).")
+        return Finding(
+            check, "warn", found.why, f"If you know one that reads it, name it ({flag})."
+        )
     what = f"{found.name} ({found.why})"
     if found.sure:
         return Finding(check, "pass", what)
@@ -203,7 +207,9 @@ def _adapters(shape: Shape, computed: Computed | Unknown, load: Load) -> list[Fi
     if isinstance(computed, Computed):
         if computed.why_no_adapter:
             found.append(
-                Finding("LoRA", "fail", computed.why_no_adapter, "Set LoraSettings(target_modules=...).")
+                Finding(
+                    "LoRA", "fail", computed.why_no_adapter, "Set LoraSettings(target_modules=...)."
+                )
             )
         else:
             experts = "; experts take none" if _has_experts(shape) else ""
@@ -225,7 +231,7 @@ def _rank(load: Load) -> Finding:
     if error is not None:
         return Finding("LoRA in vLLM", "fail", str(error), error.fix)
     limit = served_rank(load.rank)
-    what = f"rank {load.rank} is served with --max-lora-rank {limit}; {VLLM_RANKS[-1]} is the most"
+    what = f"rank {load.rank} is served with --max-lora-rank {limit}; {RANKS[-1]} is the most"
     return Finding("LoRA in vLLM", "pass", what)
 
 

@@ -110,7 +110,12 @@ def _conversations(dialogue: Dialogue) -> list[_Conversation]:
     both = called("Oslo-1", "Oslo-2", text=spoken, thought=thought)
     loop = [user("q1"), first, result("r1"), second, result("r2")]
     at_once = [user("q1"), both, result("r1"), result("r2", call=1)]
-    texted = [user("q1"), called("Oslo-1", text=f"{spoken}{_WORDS}", thought=thought), result("r1"), one]
+    texted = [
+        user("q1"),
+        called("Oslo-1", text=f"{spoken}{_WORDS}", thought=thought),
+        result("r1"),
+        one,
+    ]
     return [
         *found,
         _Conversation("several questions, tools at hand", talk, tools=True),
@@ -233,4 +238,3 @@ def _date(dialogue: Dialogue) -> Break | None:
 def _quotes(whole: str, later: str, at: int) -> tuple[str, str]:
     start = max(0, at - 8)
     return whole[start : at + _SHOWN], later[start : at + _SHOWN]
-

@@ -61,7 +61,9 @@ class Dialogue:
             ) from error
         self.source = source
         self.names = {"bos_token": "", "eos_token": "", **(names or {})}
-        self.special_tokens = frozenset(special_tokens) | frozenset(filter(None, self.names.values()))
+        self.special_tokens = frozenset(special_tokens) | frozenset(
+            filter(None, self.names.values())
+        )
 
     def render(
         self,

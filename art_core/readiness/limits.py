@@ -10,7 +10,7 @@ from __future__ import annotations
 from art_core.errors import BaseModelError, ConfigError
 from art_core.readiness.shape import Shape
 
-VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes as `--max-lora-rank`."""
 
 _VLLM_READS = {
@@ -37,13 +37,13 @@ def served_rank(rank: int) -> int:
     Raises:
         ConfigError: it is above what vLLM knows.
     """
-    for allowed in VLLM_RANKS:
+    for allowed in RANKS:
         if 1 <= rank <= allowed:
             return allowed
     raise ConfigError(
         "a LoRA rank that vLLM can't serve",
         got=rank,
-        expected=f"1 to {VLLM_RANKS[-1]}",
+        expected=f"1 to {RANKS[-1]}",
         fix="Train with another rank (LoraSettings.rank).",
     )
 
@@ -87,7 +87,9 @@ def check_trainable(shape: Shape) -> None:
         )
 
 
-_UNQUANTISED = "the repository of the same model with 16-bit weights (without -FP8, -AWQ, -bnb-4bit)"
+_UNQUANTISED = (
+    "the repository of the same model with 16-bit weights (without -FP8, -AWQ, -bnb-4bit)"
+)
 
 
 def _name(architecture: str) -> str:

@@ -1,7 +1,7 @@
 """The shape of a base model, from its config alone.
 
-In: `config.json` as a mapping. Out: `Shape`: sizes of layers, heads and vocabulary, kinds of layers,
-context, quantisation. Left out: how much memory that makes (sizes.py, memory.py), and how the model
+In: `config.json` as a mapping. Out: `Shape`: sizes of layers, heads and vocabulary, kinds of
+layers, context, quantisation. Left out: how much memory that makes (sizes.py, memory.py), and how the model
 computes (nn/sketch.py).
 """
 

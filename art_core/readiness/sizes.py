@@ -98,7 +98,13 @@ def _linear(shape: Shape) -> tuple[list[tuple[int, int]], int]:
     keys = text["linear_num_key_heads"] * text["linear_key_head_dim"]
     values = heads * text["linear_value_head_dim"]
     mixed = 2 * keys + values
-    linears = [(hidden, mixed), (hidden, values), (hidden, heads), (hidden, heads), (values, hidden)]
+    linears = [
+        (hidden, mixed),
+        (hidden, values),
+        (hidden, heads),
+        (hidden, heads),
+        (values, hidden),
+    ]
     small = mixed * text["linear_conv_kernel_dim"] + 2 * heads + text["linear_value_head_dim"]
     return linears, small
 

@@ -122,7 +122,9 @@ def _by_instruction(dialogue: Dialogue) -> ParserFound:
         pattern = form.pattern.replace('"N"', "[^,]{1,40}").replace("N", r"\S{1,40}")
         if re.search(pattern, prompt):
             return ParserFound(
-                form.parser, False, "the prompt asks for this form; calls of the history are left out"
+                form.parser,
+                False,
+                "the prompt asks for this form; calls of the history are left out",
             )
     return ParserFound(None, False, "tools are shown, but no call of the history")
 
