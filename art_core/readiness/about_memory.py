@@ -5,7 +5,7 @@ In: what every way of using a model needs, and a machine. Out: rows of a table, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from art_core.finding import Finding
@@ -18,11 +18,11 @@ CARDS = (8, 12, 16, 24, 32, 48, 80, 96, 141, 192)
 _USABLE = 0.92
 """Of a GPU's memory: the rest is the driver's, and in pieces."""
 _WORDS: dict[Way, str] = {
-    "serve": "serve by vLLM, as stored",
-    "serve 4-bit": "serve by vLLM, if made 4 bits",
-    "train": "train a LoRA, 16 bits",
-    "train 4-bit": "train a LoRA, 4 bits (not yet here)",
-    "embedded": "serve and train on a processor",
+    "serve": "serve by vLLM",
+    "serve 4-bit": "serve by vLLM, 4 bits",
+    "train": "train, 16 bits",
+    "train 4-bit": "train, 4 bits (not yet)",
+    "embedded": "both on a processor",
 }
 
 
@@ -51,7 +51,7 @@ def about_memory(table: Sequence[Row], machine: Machine) -> list[Finding]:
     """Whether this machine can serve and train the model."""
     by_way = {row.way: row for row in table}
     if not machine.gpus:
-        return [_on_processor(by_way["embedded"], machine)]
+        return [_on_processor(by_way, machine)]
     serve, train = by_way["serve"], by_way["train"]
     found = [_on_gpu("serving", serve, machine), _on_gpu("training", train, machine)]
     if not (serve.fits and train.fits):
@@ -76,13 +76,16 @@ def _row(need: Need, machine: Machine) -> Row:
     return Row(need.way, _WORDS[need.way], need.least, need.total, here, card)
 
 
-def _on_processor(row: Row, machine: Machine) -> Finding:
+def _on_processor(by_way: Mapping[Way, Row], machine: Machine) -> Finding:
+    row = by_way["embedded"]
+    cards = (by_way["serve"].card, by_way["train"].card)
+    gpu = f"a GPU of {max(filter(None, cards))} GiB" if all(cards) else "several GPUs"
     needed = f"about {gib(row.least)} are needed to serve and train on the processor"
     if row.fits is None:
         return Finding("memory", "skipped", needed)
     if not row.fits:
         what = f"{needed}, this machine has {gib(machine.memory)}"
-        return Finding("memory", "fail", what, "Use a smaller model, or a machine with a GPU.")
+        return Finding("memory", "fail", what, f"Use a smaller model, or {gpu}.")
     if row.least > machine.free_memory:
         what = f"{needed}, only {gib(machine.free_memory)} are free now"
         return Finding("memory", "warn", what, "End other programs first.")

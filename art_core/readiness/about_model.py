@@ -53,7 +53,7 @@ def _kind(shape: Shape, sizes: Sizes | None) -> Finding:
     layers = ", ".join(f"{count} of {kind.replace('_', ' ')}" for kind, count in kinds.items())
     head = "its head is the embedding" if shape.tied else "a head of its own"
     more = "; its vision part is left out" if shape.sees_images else ""
-    what = f"{shape.architecture}: {count}, {len(shape.layers)} layers ({layers}), {head}{more}"
+    what = f"{shape.architecture}, {count}, {len(shape.layers)} layers ({layers}), {head}{more}"
     return Finding("kind", "pass", what)
 
 
@@ -62,7 +62,7 @@ def _weights(files: ModelFiles, shape: Shape) -> Finding:
     form = f"quantised ({kept.method}, about {kept.bits} bits)" if kept else "not quantised"
     if files.weight_bytes is None:
         what = f"not here; config and template are enough to look. {form.capitalize()}"
-        return Finding("weights", "skipped", what, "Fetch them: art-langgraph model fetch NAME")
+        return Finding("weights", "skipped", what, "art-langgraph model fetch fetches them.")
     return Finding(
         "weights", "pass", f"{files.weight_bytes / GIB:.2f} GiB in {files.folder}, {form}"
     )
@@ -87,8 +87,8 @@ def _template(chat: Chat) -> Finding:
     return Finding(
         "chat template",
         "pass",
-        f"ours for ChatML stands in ({own}): art_core/engine/hermes_chatml.jinja. Serve it with the "
-        "same one elsewhere",
+        f"ours for ChatML stands in ({own}): art_core/engine/hermes_chatml.jinja. Serve it with "
+        "the same one elsewhere",
     )
 
 
@@ -109,7 +109,7 @@ def _tools(chat: Chat) -> list[Finding]:
             Finding("tools", "warn", f"{refusal.where}: refused ({_short(refusal.reason)})", fix)
             for refusal in chat.histories.refusals
             if "tool" in refusal.where
-            for fix in [_WHEN_REFUSED.get(refusal.where, "Keep your agent from it.")]
+            for fix in [_WHEN_REFUSED.get(refusal.where, "See that your agent does without.")]
         ]
     if found.name != _READ_HERE:
         served.append(
@@ -123,7 +123,10 @@ def _tools(chat: Chat) -> list[Finding]:
     return served
 
 
-_WHEN_REFUSED = {"tool calls at once": "Bind the tools with parallel_tool_calls=False."}
+_WHEN_REFUSED = {
+    "tool calls at once": "Bind the tools with parallel_tool_calls=False.",
+    "words beside a tool call": "Prompt it to call without words.",
+}
 
 
 def _reasoning(chat: Chat) -> Finding:
@@ -149,24 +152,33 @@ def _histories(seen: AppendOnly) -> list[Finding]:
     causes = {each.why: [b for b in seen.breaks if b.why == each.why] for each in seen.breaks}
     for why, breaks in causes.items():
         first = breaks[0]
-        where = ", ".join(each.where for each in breaks)
-        found.append(
-            Finding(
-                "histories",
-                "warn",
-                f"{why} (in: {where}). {first.was!r} becomes {first.becomes!r}",
-                "Training is right all the same: such calls are not joined and cost more time. "
-                "Keep the conversation in one question, or choose a model that keeps it.",
-            )
-        )
+        where = "; ".join(each.where for each in breaks)
+        what = f"{why} (in: {where}). {first.was!r} becomes {first.becomes!r}"
+        found.append(Finding("histories", "warn", what, _what_it_costs(why)))
     for refusal in seen.refusals:
         if "tool" not in refusal.where:
             what = f"{refusal.where}: refused ({_short(refusal.reason)})"
-            found.append(Finding("histories", "warn", what, "Keep your agent from it."))
+            found.append(Finding("histories", "warn", what, "See that your agent does without."))
     if seen.kept:
-        status: Status = "pass"
-        found.insert(0, Finding("histories", status, f"kept in: {', '.join(seen.kept)}"))
+        found.insert(0, Finding("histories", "pass", f"kept in: {'; '.join(seen.kept)}"))
     return found
+
+
+def _what_it_costs(why: str) -> str:
+    """Of a history that is rewritten: what it means, and what avoids it."""
+    if "date" in why:
+        return "Only runs past midnight are touched: their calls are trained one by one."
+    if "words beside" in why:
+        return "The model does not see them again. Prompt it to call without words."
+    if "thinking" in why:
+        return (
+            "Training is right all the same, but calls after a new question are not joined with "
+            "those before it: slower. One question a conversation avoids it."
+        )
+    return (
+        "Training is right all the same, but such calls are not joined with those before: slower. "
+        "One question a conversation avoids it, or another model."
+    )
 
 
 def _computing(computed: Computed | Unknown, load: Load) -> list[Finding]:

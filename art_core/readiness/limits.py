@@ -87,9 +87,7 @@ def check_trainable(shape: Shape) -> None:
         )
 
 
-_UNQUANTISED = (
-    "the repository of the same model with 16-bit weights (without -FP8, -AWQ, -bnb-4bit)"
-)
+_UNQUANTISED = "the repository of the same model with 16-bit weights (no -FP8, -AWQ, -bnb-4bit)"
 
 
 def _name(architecture: str) -> str:

@@ -1,8 +1,8 @@
 """The shape of a base model, from its config alone.
 
 In: `config.json` as a mapping. Out: `Shape`: sizes of layers, heads and vocabulary, kinds of
-layers, context, quantisation. Left out: how much memory that makes (sizes.py, memory.py), and how the model
-computes (nn/sketch.py).
+layers, context, quantisation. Left out: how much memory that makes (sizes.py, memory.py), and how
+the model computes (nn/sketch.py).
 """
 
 from __future__ import annotations

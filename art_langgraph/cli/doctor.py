@@ -2,8 +2,8 @@
 
 In: perhaps a base model, by name or folder, and how long its calls are. Out: a table of what was
 found, each problem with its fix; status 0 if nothing is wrong, 1 if something can't work. No
-weights are read, nothing is fetched but the small files of a model that is not here. Left out: the checks
-(art_core/readiness), how they look (doctor_view.py).
+weights are read, nothing is fetched but the small files of a model that is not here. Left out: the
+checks (art_core/readiness), how they look (doctor_view.py).
 """
 
 from __future__ import annotations

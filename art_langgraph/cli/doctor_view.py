@@ -56,5 +56,6 @@ def _cells(row: Row) -> Sequence[str]:
 
 def _show_verdict(report: Report) -> None:
     bad = report.has_problems
-    about = "It can't work as it is" if bad else "Nothing stands in the way"
+    what = "This model can't be served and trained here" if report.model else "This can't work"
+    about = f"{what} as it is" if bad else "Nothing stands in the way"
     say((about, "bold red" if bad else "bold green"), f": {counted(report.findings)}.")
