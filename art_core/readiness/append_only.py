@@ -28,6 +28,7 @@ from art_core.readiness.reasoning_parser import thought_style
 
 _THOUGHT = "art thought"
 _TOOL = str(TOOLS[0]["function"]["description"])
+_NO_THOUGHT = "thinking is taken out of the history"
 _SHOWN = 36
 """Characters on each side of a break that are quoted."""
 _RULE, _WORDS = "art rule", "I look."
@@ -184,10 +185,13 @@ def _compare(dialogue: Dialogue, turn: _Turn, where: str) -> Break | None:
     at = _whole_tokens(dialogue, turn.prompt, common(turn.prompt, turn.later))
     if at == len(turn.prompt):
         return None
-    if at >= len(turn.before.rstrip()):
-        why = f"prompts open an answer with {turn.prompt[at:]!r}, which the history leaves out"
+    opening = turn.prompt[at:]
+    if at >= len(turn.before.rstrip()) and "think" in opening.lower():
+        why = _NO_THOUGHT
+    elif at >= len(turn.before.rstrip()):
+        why = f"prompts open an answer with {opening!r}, which the history leaves out"
     else:
-        why = _why(dialogue, turn.prompt[at:], turn.later[at:], is_answer=False)
+        why = _why(dialogue, opening, turn.later[at:], is_answer=False)
     return Break(where, why, *_quotes(turn.prompt, turn.later, at))
 
 
@@ -210,7 +214,7 @@ def _is_closed(dialogue: Dialogue, kept: str, rest: str) -> bool:
 
 def _why(dialogue: Dialogue, lost: str, instead: str, *, is_answer: bool) -> str:
     if _THOUGHT in lost and lost.count(_THOUGHT) > instead.count(_THOUGHT):
-        return "thinking is taken out of the history"
+        return _NO_THOUGHT
     if not is_answer and _RULE in lost[: lost.find("q1") + 1 or None]:
         return "the system message moves to the last question"
     if _WORDS in lost and _WORDS not in instead:
