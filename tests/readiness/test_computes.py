@@ -1,4 +1,4 @@
-"""Trees or rows, and where adapters go: decided by the trainer's own code on a tiny random model."""
+"""Trees or rows, and where adapters go: decided by the trainer's code on a tiny random model."""
 
 from __future__ import annotations
 
