@@ -69,6 +69,9 @@ _FORMS = (
     _Form("xlam", r'\A\s*\[\s*\{\s*"name"\s*:\s*"N"'),
 )
 
+PARSERS = frozenset(form.parser for form in _FORMS)
+"""Names that `tool_parser` may give."""
+
 
 def tool_parser(template: str, special_tokens: Collection[str] = ()) -> ParserFound:
     """The parser for a model with this chat template.

@@ -21,8 +21,10 @@ from art_langgraph.visible import visible
 
 if TYPE_CHECKING:
     from art_core.readiness.about_machine import VllmSeen
+    from art_core.readiness.chat import Chat
     from art_core.readiness.machine import Machine
     from art_core.readiness.memory import Load
+    from art_core.readiness.model_files import ModelFiles
     from art_core.readiness.report import ModelReport, Report
 
 
@@ -89,10 +91,8 @@ def _model(name: str, machine: Machine, load: Load, *, quiet: bool) -> ModelRepo
 
 
 def _look_at(name: str, machine: Machine, load: Load, *, quiet: bool) -> ModelReport:
-    from art_core.engine.chat_template import hermes_chatml
     from art_core.readiness.about_memory import about_memory, rows
     from art_core.readiness.about_model import about_model
-    from art_core.readiness.chat import chat_of
     from art_core.readiness.computes import how_it_computes
     from art_core.readiness.memory import needs
     from art_core.readiness.model_files import find_model, read_model
@@ -103,10 +103,7 @@ def _look_at(name: str, machine: Machine, load: Load, *, quiet: bool) -> ModelRe
     files = read_model(find_model(name, say=lambda line: _tell(line, quiet=quiet)))
     shape = shape_of(files.config)
     sizes = sizes_of(shape)
-    try:
-        chat = chat_of(files, hermes_chatml())
-    except ARTError as error:
-        chat = error
+    chat = _chat(files)
     table = rows(needs(shape, sizes, load), machine) if sizes else []
     findings = about_model(files, shape, sizes, chat, how_it_computes(files.folder), load)
     if table:
@@ -119,6 +116,17 @@ def _look_at(name: str, machine: Machine, load: Load, *, quiet: bool) -> ModelRe
         tool_parser=None if isinstance(chat, ARTError) else chat.tool_parser.name,
         reasoning_parser=None if isinstance(chat, ARTError) else chat.reasoning_parser.name,
     )
+
+
+def _chat(files: ModelFiles) -> Chat | ARTError:
+    """How the model is talked to, or why it can't be."""
+    from art_core.engine.chat_template import hermes_chatml
+    from art_core.readiness.chat import chat_of
+
+    try:
+        return chat_of(files, hermes_chatml())
+    except ARTError as error:
+        return error
 
 
 def _tell(line: str, *, quiet: bool) -> None:

@@ -5,12 +5,15 @@ Expected names are those that vLLM's documentation gives for these models.
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from art_core.engine.chat_template import hermes_chatml
-from art_core.errors import BaseModelError
+from art_core.engine.runtime import find_runtime
+from art_core.errors import BaseModelError, RuntimeMissing
 from art_core.readiness.reasoning_parser import reasoning_parser
-from art_core.readiness.tool_parser import tool_parser
+from art_core.readiness.tool_parser import PARSERS, tool_parser
 from tests.readiness.models import WITH_TEMPLATE, files, template
 
 TOOLS: dict[str, str | None] = {
@@ -97,3 +100,17 @@ def test_the_prompts_instruction_counts_where_calls_are_left_out() -> None:
 def test_what_is_no_template_is_refused() -> None:
     with pytest.raises(BaseModelError, match="chat template can't be read"):
         tool_parser("{% for m in messages %}")
+
+
+@pytest.mark.slow
+def test_the_vllm_here_has_every_parser_by_that_name() -> None:
+    """Its registry is read as text; nothing of vLLM is imported."""
+    try:
+        runtime = find_runtime()
+    except RuntimeMissing as error:
+        pytest.skip(f"no vLLM: {error}")
+    (package,) = runtime.python.parent.parent.glob("lib/python*/site-packages/vllm")
+    for folder, names in (("tool_parsers", PARSERS), ("reasoning", set(REASONING.values()))):
+        registry = (package / folder / "__init__.py").read_text("utf-8")
+        known = set(re.findall(r'^    "([\w-]+)": \(', registry, re.MULTILINE))
+        assert names - {None} <= known
