@@ -7,8 +7,7 @@ models.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from art_core.finding import Finding
@@ -19,7 +18,6 @@ from art_core.readiness.places import Place
 _LITTLE_DISK = 5 * GIB
 _VLLM_CAPABILITY, _BRAIN_CAPABILITY = (7, 0), (8, 0)
 _TRAINING = ("torch", "transformers", "peft")
-_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 _INSTALL = "pip install 'art-langgraph[train]'"
 
 
@@ -39,13 +37,14 @@ def about_machine(
     places: Mapping[str, Place],
     loopback: str,
     vllm: VllmSeen,
-    variables: Mapping[str, str] = os.environ,
+    proxy: str | None = None,
 ) -> list[Finding]:
     """One finding or more for each thing.
 
     Args:
         places: by what they are for.
         loopback: why it does not work; empty if it does.
+        proxy: that may get what is meant for loopback.
     """
     return [
         Finding("system", "pass", f"{machine.system}, Python {machine.python}"),
@@ -54,7 +53,7 @@ def about_machine(
         *_packages(machine),
         _vllm(machine, vllm),
         *(_place(name, place) for name, place in places.items()),
-        _loopback(loopback, variables),
+        _loopback(loopback, proxy),
     ]
 
 
@@ -156,7 +155,7 @@ def _place(name: str, place: Place) -> Finding:
     return Finding(name, "pass", what)
 
 
-def _loopback(why_not: str, variables: Mapping[str, str]) -> Finding:
+def _loopback(why_not: str, proxy: str | None) -> Finding:
     if why_not:
         return Finding(
             "loopback",
@@ -164,17 +163,11 @@ def _loopback(why_not: str, variables: Mapping[str, str]) -> Finding:
             f"nothing can be served on 127.0.0.1: {why_not}",
             "Allow local ports; everything is served there.",
         )
-    lowered = {name.lower(): value for name, value in variables.items()}
-    proxies = [name for name in _PROXIES if lowered.get(name)]
-    if proxies and not _is_exempt(lowered.get("no_proxy", "").split(",")):
+    if proxy is not None:
         return Finding(
             "loopback",
             "warn",
-            f"{proxies[0]} is set, and clients may send it what is meant for 127.0.0.1",
+            f"a proxy is set ({proxy}), and clients may send it what is meant for 127.0.0.1",
             "Run: export NO_PROXY=127.0.0.1,localhost",
         )
     return Finding("loopback", "pass", "a free port on 127.0.0.1 answers")
-
-
-def _is_exempt(hosts: Sequence[str]) -> bool:
-    return any(host.strip() in ("*", "127.0.0.1", "127.0.0.0/8") for host in hosts)

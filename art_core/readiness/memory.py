@@ -2,8 +2,8 @@
 
 In: shape and sizes, how long calls are, how many at once, the adapter's rank. Out: `Need`s, each a
 sum of named parts. Estimates: weights, adapters, keys and values are counted; what a layer keeps
-for the backward pass is a formula that meets what was measured: on an H200 (Qwen3-0.6B, a row of 16,368
-positions) 22.4 GB kept, 22.5 by the formula; on a processor (SmolLM2-135M, a row of 3,900) 5.2 GiB
+for the backward pass is a formula that meets what was measured: on an H200 (Qwen3-0.6B, a row of
+16,368 positions) 22.4 GB kept, 22.5 by the formula; on a processor (SmolLM2-135M, a row of 3,900) 5.2 GiB
 in all, 5.4 by the formula. What programs take for themselves is taken to be a constant.
 """
 
@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from art_core.errors import NotEnoughMemory
 from art_core.readiness.shape import Shape
 from art_core.readiness.sizes import Sizes
 
@@ -93,25 +92,6 @@ def weight_bytes(shape: Shape, sizes: Sizes) -> int:
         return _weights(sizes, _BRAIN)
     small = sizes.matrices * shape.quantisation.bits // 8
     return small + (sizes.total - sizes.matrices) * _BRAIN
-
-
-def check_fits(need: Need, available: int, device: str) -> None:
-    """See that `need` fits.
-
-    Args:
-        available: bytes.
-        device: what has them, for the message.
-
-    Raises:
-        NotEnoughMemory: it does not.
-    """
-    if need.least > available:
-        raise NotEnoughMemory(
-            f"{device} has too little memory to {need.way}",
-            got=f"{available / GIB:.1f} GiB",
-            expected=f"{need.least / GIB:.1f} GiB",
-            fix="Take a smaller model or a shorter length, or a bigger device.",
-        )
 
 
 def _weights(sizes: Sizes, number: int) -> int:

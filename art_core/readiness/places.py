@@ -10,6 +10,7 @@ import shutil
 import socket
 import sqlite3
 import tempfile
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,3 +71,10 @@ def try_loopback() -> str:
                     return "" if served.recv(1) == b"x" else "what is sent does not arrive"
     except OSError as error:
         return error.strerror or str(error)
+
+
+def proxy_in_between() -> str | None:
+    """The proxy that clients may send what is meant for 127.0.0.1 to; None: there is none."""
+    proxies = urllib.request.getproxies()
+    found = next((proxies[kind] for kind in ("http", "https", "all") if proxies.get(kind)), None)
+    return None if urllib.request.proxy_bypass("127.0.0.1") else found

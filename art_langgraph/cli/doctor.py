@@ -58,12 +58,12 @@ def _examine(base_model: str | None, load: Load, *, quiet: bool) -> Report:
     from art_core.nn.base_model import models_home
     from art_core.readiness.about_machine import about_machine
     from art_core.readiness.machine import look_around
-    from art_core.readiness.places import try_folder, try_loopback
+    from art_core.readiness.places import proxy_in_between, try_folder, try_loopback
     from art_core.readiness.report import Report
 
     machine = look_around()
     places = {"models": try_folder(models_home()), "runs": try_folder(Path(".art"))}
-    findings = about_machine(machine, places, try_loopback(), _vllm())
+    findings = about_machine(machine, places, try_loopback(), _vllm(), proxy_in_between())
     model = None if base_model is None else _model(base_model, machine, load, quiet=quiet)
     return Report(findings, model)
 

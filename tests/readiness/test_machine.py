@@ -15,7 +15,7 @@ from art_core.finding import Finding
 from art_core.readiness.about_machine import VllmSeen, about_machine
 from art_core.readiness.machine import look_around
 from art_core.readiness.memory import GIB
-from art_core.readiness.places import Place, try_folder, try_loopback
+from art_core.readiness.places import Place, proxy_in_between, try_folder, try_loopback
 from tests.readiness.test_memory import LAPTOP, with_gpus
 
 PLACES = {"models": Place(Path("models"), 50 * GIB, "", "")}
@@ -60,7 +60,7 @@ def test_a_gpu_is_read_from_nvidias_own_program(
 
 def test_a_machine_without_gpu_and_torch_is_no_fault() -> None:
     bare = replace(LAPTOP, packages=dict.fromkeys(LAPTOP.packages))
-    findings = about_machine(bare, PLACES, "", NO_VLLM, {})
+    findings = about_machine(bare, PLACES, "", NO_VLLM)
     assert {finding.status for finding in findings} == {"pass", "warn", "skipped"}
     assert "pip install 'art-langgraph[train]'" in found(findings, "training").fix
     assert found(findings, "vLLM").status == "skipped"
@@ -68,7 +68,7 @@ def test_a_machine_without_gpu_and_torch_is_no_fault() -> None:
 
 def test_a_torch_that_can_not_use_the_gpu_is_one() -> None:
     machine = replace(with_gpus(24), why_torch_is_blind="Torch not compiled with CUDA enabled")
-    finding = found(about_machine(machine, PLACES, "", NO_VLLM, {}), "training")
+    finding = found(about_machine(machine, PLACES, "", NO_VLLM), "training")
     assert (finding.status, finding.fix) == (
         "fail",
         "Install a torch built for CUDA 13.0 or older.",
@@ -82,7 +82,7 @@ def test_a_torch_that_can_not_use_the_gpu_is_one() -> None:
 def test_gpus_that_are_old_or_taken(capability: tuple[int, int], free: int, status: str) -> None:
     machine = with_gpus(24)
     gpu = replace(machine.gpus[0], capability=capability, free=free * GIB)
-    findings = about_machine(replace(machine, gpus=(gpu,)), PLACES, "", NO_VLLM, {})
+    findings = about_machine(replace(machine, gpus=(gpu,)), PLACES, "", NO_VLLM)
     assert found(findings, "GPU").status == status
 
 
@@ -95,7 +95,7 @@ def test_gpus_that_are_old_or_taken(capability: tuple[int, int], free: int, stat
     ],
 )
 def test_the_vllm_beside_a_gpu(vllm: VllmSeen, status: str) -> None:
-    finding = found(about_machine(with_gpus(24), PLACES, "", vllm, {}), "vLLM")
+    finding = found(about_machine(with_gpus(24), PLACES, "", vllm), "vLLM")
     assert finding.status == status
     assert bool(finding.fix) == (status == "warn")
 
@@ -106,25 +106,34 @@ def test_places_that_can_not_be_used() -> None:
         "runs": Place(Path("/r"), 9 * GIB, "", "SQLite keeps to 'delete' there"),
         "small": Place(Path("/s"), GIB, "", ""),
     }
-    findings = about_machine(LAPTOP, places, "", NO_VLLM, {})
+    findings = about_machine(LAPTOP, places, "", NO_VLLM)
     assert [found(findings, name).status for name in places] == ["fail", "fail", "warn"]
     assert "ART_HOME" in found(findings, "models").fix
 
 
 @pytest.mark.parametrize(
-    ("variables", "status"),
+    ("variables", "proxy"),
     [
-        ({}, "pass"),
-        ({"HTTPS_PROXY": "http://proxy:3128"}, "warn"),
-        ({"HTTP_PROXY": "http://proxy:3128", "no_proxy": "localhost, 127.0.0.1"}, "pass"),
+        ({}, None),
+        ({"HTTPS_PROXY": "http://proxy:3128"}, "http://proxy:3128"),
+        ({"http_proxy": "http://proxy:3128", "no_proxy": "localhost, 127.0.0.1"}, None),
     ],
 )
-def test_a_proxy_may_get_what_is_meant_for_loopback(variables: dict[str, str], status: str) -> None:
-    assert found(about_machine(LAPTOP, PLACES, "", NO_VLLM, variables), "loopback").status == status
+def test_a_proxy_may_get_what_is_meant_for_loopback(
+    variables: dict[str, str], proxy: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert proxy_in_between() == proxy
+    finding = found(about_machine(LAPTOP, PLACES, "", NO_VLLM, proxy), "loopback")
+    assert finding.status == ("pass" if proxy is None else "warn")
 
 
 def test_no_loopback_is_a_fault() -> None:
-    findings = about_machine(LAPTOP, PLACES, "Permission denied", NO_VLLM, {})
+    findings = about_machine(LAPTOP, PLACES, "Permission denied", NO_VLLM)
     assert found(findings, "loopback").status == "fail"
 
 
