@@ -10,7 +10,7 @@ sees, and white space around answers; there the recorded ids are used (engine/pr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from art_core.errors import RenderError
 from art_core.readiness.dialogue import (
@@ -73,7 +73,7 @@ class _Conversation:
 
     where: str
     messages: Sequence[Message]
-    tools: bool = field(default=False)
+    tools: bool = False
 
 
 def append_only(dialogue: Dialogue) -> AppendOnly:
@@ -172,6 +172,11 @@ class _Turn:
 
 
 def _compare(dialogue: Dialogue, turn: _Turn, where: str) -> Break | None:
+    """How the next prompt parts from this one and its answer; None if it goes on from them.
+
+    Where the text with the answer does not begin as its own prompt did, the answer's text is not
+    known, and the two prompts are compared.
+    """
     kept = common(turn.prompt, turn.whole)
     if turn.text not in turn.whole[kept:]:
         why = "words beside a tool call are left out of the history"
@@ -215,7 +220,7 @@ def _is_closed(dialogue: Dialogue, kept: str, rest: str) -> bool:
 def _why(dialogue: Dialogue, lost: str, instead: str, *, is_answer: bool) -> str:
     if _THOUGHT in lost and lost.count(_THOUGHT) > instead.count(_THOUGHT):
         return _NO_THOUGHT
-    if not is_answer and _RULE in lost[: lost.find("q1") + 1 or None]:
+    if not is_answer and _RULE in lost and _RULE in instead:
         return "the system message moves to the last question"
     if _WORDS in lost and _WORDS not in instead:
         return "words beside a tool call are taken out of the history"

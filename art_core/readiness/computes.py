@@ -48,7 +48,7 @@ def how_it_computes(folder: Path, *, timeout: float = SECONDS) -> Computed | Unk
         return Unknown(f"{', '.join(missing)} not installed here", is_fault=False)
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "art_core.nn.sketch", str(folder)],
+            [sys.executable, "-P", "-m", "art_core.nn.sketch", str(folder)],  # -P: not from here
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -88,7 +88,7 @@ def _try_torch() -> str:
     code = "import torch; torch.zeros(1, device='cuda'); print('seen')"
     try:
         done = subprocess.run(
-            [sys.executable, "-c", code],
+            [sys.executable, "-P", "-c", code],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -3,8 +3,8 @@
 In: shape and sizes, how long calls are, how many at once, the adapter's rank. Out: `Need`s, each a
 sum of named parts. Estimates: weights, adapters, keys and values are counted; what a layer keeps
 for the backward pass is a formula that meets what was measured: on an H200 (Qwen3-0.6B, a row of
-16,368 positions) 22.4 GB kept, 22.5 by the formula; on a processor (SmolLM2-135M, a row of 3,900) 5.2 GiB
-in all, 5.4 by the formula. What programs take for themselves is taken to be a constant.
+16,368 positions) 22.4 GB kept, 22.5 by the formula; on a processor (SmolLM2-135M, a row of about
+3,900) 5.2 GiB in all, 5.4 by the formula. What programs take for themselves is a constant.
 """
 
 from __future__ import annotations

@@ -74,7 +74,9 @@ def try_loopback() -> str:
 
 
 def proxy_in_between() -> str | None:
-    """The proxy that clients may send what is meant for 127.0.0.1 to; None: there is none."""
+    """Host and port of the proxy that may get what is meant for 127.0.0.1; None: there is none."""
     proxies = urllib.request.getproxies()
     found = next((proxies[kind] for kind in ("http", "https", "all") if proxies.get(kind)), None)
-    return None if urllib.request.proxy_bypass("127.0.0.1") else found
+    if found is None or urllib.request.proxy_bypass("127.0.0.1"):
+        return None
+    return found.rpartition("@")[2].rpartition("//")[2]  # without a password

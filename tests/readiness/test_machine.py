@@ -115,7 +115,7 @@ def test_places_that_can_not_be_used() -> None:
     ("variables", "proxy"),
     [
         ({}, None),
-        ({"HTTPS_PROXY": "http://proxy:3128"}, "http://proxy:3128"),
+        ({"HTTPS_PROXY": "http://me:secret@proxy:3128"}, "proxy:3128"),
         ({"http_proxy": "http://proxy:3128", "no_proxy": "localhost, 127.0.0.1"}, None),
     ],
 )
