@@ -62,6 +62,8 @@ class Computes:
     targets: tuple[str, ...]
     """Names of the layers that take an adapter under "all-linear"; empty where none can be put."""
     why_no_adapter: str | None
+    config: dict[str, Any]
+    """Of the language model, with what `config.json` leaves to its kind's defaults."""
 
 
 def look(folder: Path) -> Computes:
@@ -70,7 +72,8 @@ def look(folder: Path) -> Computes:
     Raises:
         BaseModelError: transformers does not know its kind, or it is no causal language model.
     """
-    model = LoraModel(_sketch(folder), folder)
+    config, base = _sketch(folder)
+    model = LoraModel(base, folder)
     targets, why_no_adapter = _targets(model)
     return Computes(
         why_alone=model.why_alone,
@@ -79,10 +82,12 @@ def look(folder: Path) -> Computes:
         context_length=model.context_length,
         targets=targets,
         why_no_adapter=why_no_adapter,
+        config=config,
     )
 
 
-def _sketch(folder: Path) -> Any:
+def _sketch(folder: Path) -> tuple[dict[str, Any], Any]:
+    """(the whole config, a tiny model of its kind)."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
@@ -101,7 +106,7 @@ def _sketch(folder: Path) -> Any:
             expected="the config of a causal language model",
             fix="Update transformers, or choose another base model.",
         ) from error
-    return model
+    return config.to_dict(), model
 
 
 def _shrunk(config: Any) -> Any:
@@ -155,7 +160,7 @@ def main() -> int:
         found = asdict(look(Path(sys.argv[1])))
     except ARTError as error:
         found = {"error": str(error)}
-    sys.stdout.write(json.dumps(found) + "\n")
+    sys.stdout.write(json.dumps(found, default=str) + "\n")
     return 0
 
 

@@ -231,7 +231,7 @@ def _adapters(shape: Shape, computed: Computed | Unknown, load: Load) -> list[Fi
         found.append(Finding("LoRA in vLLM", "fail", carried.what, carried.fix))
     else:
         found.append(_rank(load))
-    trainable = _raised(lambda: check_trainable(shape))
+    trainable = _raised(lambda: check_trainable(shape.quantisation))
     if trainable is not None:
         what = f"{trainable.what} ({shape.quantisation.method if shape.quantisation else ''})"
         found.append(Finding("training", "fail", what, trainable.fix))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,6 +31,8 @@ class Computed:
     targets: tuple[str, ...]
     """Layers that take an adapter."""
     why_no_adapter: str | None
+    config: Mapping[str, Any]
+    """The language model's, with the defaults of its kind."""
 
 
 @dataclass(frozen=True)
@@ -70,4 +73,5 @@ def how_it_computes(folder: Path, *, timeout: float = SECONDS) -> Computed | Unk
         context_length=found["context_length"],
         targets=tuple(found["targets"]),
         why_no_adapter=found["why_no_adapter"],
+        config=found["config"],
     )

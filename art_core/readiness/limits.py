@@ -8,7 +8,7 @@ version 0.32, read in its source.
 from __future__ import annotations
 
 from art_core.errors import BaseModelError, ConfigError
-from art_core.readiness.shape import Shape
+from art_core.readiness.shape import Quantisation, Shape
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes as `--max-lora-rank`."""
@@ -71,16 +71,16 @@ def check_vllm_takes_adapters(shape: Shape) -> None:
         )
 
 
-def check_trainable(shape: Shape) -> None:
-    """See that our trainer can load the model.
+def check_trainable(quantisation: Quantisation | None) -> None:
+    """See that our trainer can learn on weights that are kept so.
 
     Raises:
         BaseModelError: its weights are quantised.
     """
-    if shape.quantisation is not None:
+    if quantisation is not None:
         raise BaseModelError(
             "the trainer can't learn on quantised weights",
-            got=shape.quantisation.method,
+            got=quantisation.method,
             expected="weights of 16 or 32 bits",
             fix=f"Train on {_UNQUANTISED}; the quantised one can serve the adapter, "
             "but its answers then differ from those that were trained.",

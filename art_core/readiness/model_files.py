@@ -101,7 +101,7 @@ def read_model(folder: Path) -> ModelFiles:
 def _template(folder: Path, tokenizer: Mapping[str, Any]) -> str | None:
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return file.read_text("utf-8")
+        return _text(file)
     older = _json(folder / "chat_template.json") or {}
     found = older.get("chat_template") or tokenizer.get("chat_template")
     if isinstance(found, list):  # by name; the one for tools is taken where there are tools
@@ -131,14 +131,25 @@ def _json(file: Path) -> dict[str, Any] | None:
     if not file.is_file():
         return None
     try:
-        value = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise BaseModelError(
-            f"a file can't be read ({error})",
-            got=str(file),
-            expected="JSON",
-            fix="Download the model again, or name a folder that is whole.",
-        ) from error
+        value = json.loads(_text(file))
+    except ValueError as error:
+        raise _damaged(file, error, "JSON") from error
     if not isinstance(value, dict):
-        raise BaseModelError("a file is damaged", got=str(file), expected="a JSON object")
+        raise _damaged(file, f"a {type(value).__name__}", "a JSON object")
     return value
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _damaged(file, error, "text in UTF-8") from error
+
+
+def _damaged(file: Path, found: object, expected: str) -> BaseModelError:
+    return BaseModelError(
+        f"a file can't be read ({found})",
+        got=str(file),
+        expected=expected,
+        fix="Download the model again, or name a folder that is whole.",
+    )

@@ -65,13 +65,17 @@ class Shape:
     """The part of the config that describes the language model."""
 
 
-def shape_of(config: Mapping[str, Any]) -> Shape:
+def shape_of(config: Mapping[str, Any], whole: Mapping[str, Any] | None = None) -> Shape:
     """Read a config.
+
+    Args:
+        whole: the language model's part with the defaults of its kind, where that is known; some
+            models leave out most of it.
 
     Raises:
         BaseModelError: it is not that of a decoder-only language model.
     """
-    text: Mapping[str, Any] = config.get("text_config") or config
+    text: Mapping[str, Any] = {**(config.get("text_config") or config), **(whole or {})}
     hidden = _positive(text, "hidden_size", "n_embd", "d_model")
     layers = _positive(text, "num_hidden_layers", "n_layer", "n_layers")
     heads = _positive(text, "num_attention_heads", "n_head", "n_heads")
@@ -90,10 +94,23 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
         context=_positive(text, "max_position_embeddings", "n_positions", "max_seq_len"),
         window=window if _SLIDING in kinds else None,
         tied=bool(_tied(config, text)),
-        quantisation=_quantisation(config, text),
+        quantisation=quantisation_of(config),
         sees_images="vision_config" in config,
         text=text,
     )
+
+
+def quantisation_of(config: Mapping[str, Any]) -> Quantisation | None:
+    """How the weights are quantised; None: they are not."""
+    for where in (config, config.get("text_config") or {}):
+        found = where.get("quantization_config") or where.get("compression_config")
+        if isinstance(found, Mapping):
+            method = str(found.get("quant_method", "unknown"))
+            return Quantisation(method, _bits(method, found))
+    mlx = config.get("quantization")
+    if isinstance(mlx, Mapping):
+        return Quantisation("mlx", int(mlx.get("bits", 4)))
+    return None
 
 
 def _kinds(text: Mapping[str, Any], layers: int, window: int | None) -> tuple[str, ...]:
@@ -110,18 +127,6 @@ def _tied(config: Mapping[str, Any], text: Mapping[str, Any]) -> bool:
     said = text.get("tie_word_embeddings", config.get("tie_word_embeddings"))
     # transformers ties where the config says nothing, but for those kinds whose class unties
     return text.get("model_type", "").startswith("gemma") if said is None else bool(said)
-
-
-def _quantisation(config: Mapping[str, Any], text: Mapping[str, Any]) -> Quantisation | None:
-    for where in (config, text):
-        found = where.get("quantization_config") or where.get("compression_config")
-        if isinstance(found, Mapping):
-            method = str(found.get("quant_method", "unknown"))
-            return Quantisation(method, _bits(method, found))
-    mlx = config.get("quantization")
-    if isinstance(mlx, Mapping):
-        return Quantisation("mlx", int(mlx.get("bits", 4)))
-    return None
 
 
 def _bits(method: str, found: Mapping[str, Any]) -> int:

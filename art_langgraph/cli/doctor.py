@@ -93,7 +93,7 @@ def _model(name: str, machine: Machine, load: Load, *, quiet: bool) -> ModelRepo
 def _look_at(name: str, machine: Machine, load: Load, *, quiet: bool) -> ModelReport:
     from art_core.readiness.about_memory import about_memory, rows
     from art_core.readiness.about_model import about_model
-    from art_core.readiness.computes import how_it_computes
+    from art_core.readiness.computes import Computed, how_it_computes
     from art_core.readiness.memory import needs
     from art_core.readiness.model_files import find_model, read_model
     from art_core.readiness.report import ModelReport
@@ -101,11 +101,12 @@ def _look_at(name: str, machine: Machine, load: Load, *, quiet: bool) -> ModelRe
     from art_core.readiness.sizes import sizes_of
 
     files = read_model(find_model(name, say=lambda line: _tell(line, quiet=quiet)))
-    shape = shape_of(files.config)
+    computed = how_it_computes(files.folder)
+    shape = shape_of(files.config, computed.config if isinstance(computed, Computed) else None)
     sizes = sizes_of(shape)
     chat = _chat(files)
     table = rows(needs(shape, sizes, load), machine) if sizes else []
-    findings = about_model(files, shape, sizes, chat, how_it_computes(files.folder), load)
+    findings = about_model(files, shape, sizes, chat, computed, load)
     if table:
         findings += about_memory(table, machine)
     return ModelReport(

@@ -17,7 +17,7 @@ from art_core.readiness.sizes import sizes_of
 from tests.readiness.models import WITH_TEMPLATE, files, shape
 
 LOAD = Load()
-TREES = Computed(None, True, (), 131_072, ("q_proj", "v_proj"), None)
+TREES = Computed(None, True, (), 131_072, ("q_proj", "v_proj"), None, {})
 
 
 def about(
@@ -89,7 +89,9 @@ def test_no_chat_template() -> None:
 
 
 def test_rows_instead_of_trees() -> None:
-    alone = Computed("it has layers of kind linear_attention", True, (), 262_144, ("q_proj",), None)
+    alone = Computed(
+        "it has layers of kind linear_attention", True, (), 262_144, ("q_proj",), None, {}
+    )
     findings = about("qwen3.5-27b", computed=alone)
     assert those(findings, "computing")[0].status == "warn"
     assert those(findings, "embedded engine")[0].fix == "Serve it by vLLM."
@@ -98,8 +100,8 @@ def test_rows_instead_of_trees() -> None:
 @pytest.mark.parametrize(
     ("computed", "said"),
     [
-        (Computed(None, False, (128,), 131_072, ("q_proj",), None), "sinks"),
-        (Computed(None, True, (512,), 32_768, ("q_proj",), None), "up to 512 tokens"),
+        (Computed(None, False, (128,), 131_072, ("q_proj",), None, {}), "sinks"),
+        (Computed(None, True, (512,), 32_768, ("q_proj",), None, {}), "up to 512 tokens"),
     ],
 )
 def test_what_the_embedded_engine_does_not_serve(computed: Computed, said: str) -> None:
@@ -109,7 +111,7 @@ def test_what_the_embedded_engine_does_not_serve(computed: Computed, said: str) 
 
 
 def test_calls_that_are_too_long() -> None:
-    short = Computed(None, True, (), 4096, ("q_proj",), None)
+    short = Computed(None, True, (), 4096, ("q_proj",), None, {})
     (fits,) = those(about("phi-3.5-mini", computed=short), "context")
     assert fits.status == "pass"
     assert "4,096 tokens of 131,072" in fits.what

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ pytest.importorskip("torch", reason="art-langgraph[train] is not installed")
 from art_core.errors import BaseModelError
 from art_core.nn.sketch import look
 from art_core.readiness.computes import Computed, Unknown, how_it_computes
-from tests.readiness.models import MODELS, folder
+from art_core.readiness.shape import shape_of
+from art_core.readiness.sizes import sizes_of
+from tests.readiness.models import MODELS, files, folder, shape
 
 ALL_LINEAR = ("down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj")
 
@@ -24,6 +27,29 @@ def test_trees_unless_a_layer_carries_a_state(name: str) -> None:
     assert found.why_alone == ("it has layers of kind linear_attention" if hybrid else None)
     assert found.is_plain == (name != "gpt-oss-20b"), "sinks"
     assert found.why_no_adapter is None
+    sizes = sizes_of(shape(name))
+    assert sizes_of(shape_of(files(name).config, found.config)) == sizes, "defaults change nothing"
+
+
+def test_what_a_config_leaves_to_the_defaults_of_its_kind(tmp_path: Path) -> None:
+    """Gemma 3 4B names neither heads nor vocabulary: 8 heads of 256 over 4, 262,208 words, which
+    makes 3,880,263,168 weights without its vision part."""
+    text = {
+        "model_type": "gemma3_text",
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "sliding_window": 1024,
+    }
+    config = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "text_config": text}))
+    with pytest.raises(BaseModelError, match="num_attention_heads"):
+        shape_of({**config, "text_config": text})
+    whole = shape_of({**config, "text_config": text}, look(tmp_path).config)
+    assert (whole.heads, whole.kv_heads, whole.head_dim) == (8, 4, 256)
+    sizes = sizes_of(whole)
+    assert sizes is not None
+    assert sizes.total == 3_880_263_168
 
 
 @pytest.mark.parametrize(

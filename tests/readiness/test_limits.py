@@ -53,9 +53,9 @@ def test_an_architecture_without_lora() -> None:
 def test_only_whole_weights_are_trained(name: str) -> None:
     if name in ("gpt-oss-20b", "qwen3-32b-fp8", "qwen3.6-27b"):
         with pytest.raises(BaseModelError, match="can't learn on quantised weights"):
-            check_trainable(shape(name))
+            check_trainable(shape(name).quantisation)
     else:
-        check_trainable(shape(name))
+        check_trainable(shape(name).quantisation)
 
 
 def test_ours_stands_in_where_a_chatml_model_knows_no_tools() -> None:
@@ -95,8 +95,13 @@ def test_templates_are_found_in_every_place(tmp_path: Path) -> None:
 def test_a_folder_that_holds_no_model_and_a_damaged_one(tmp_path: Path) -> None:
     with pytest.raises(BaseModelError, match="the folder holds no base model"):
         read_model(tmp_path)
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(BaseModelError, match="a file can't be read"):
+    for damaged in ("{", "[]"):
+        (tmp_path / "config.json").write_text(damaged)
+        with pytest.raises(BaseModelError, match=r"a file can't be read.*config.json"):
+            read_model(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(BaseModelError, match=r"a file can't be read.*chat_template.jinja"):
         read_model(tmp_path)
 
 

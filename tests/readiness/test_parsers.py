@@ -5,16 +5,20 @@ Expected names are those that vLLM's documentation gives for these models.
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
 
 import pytest
 
 from art_core.engine.chat_template import hermes_chatml
-from art_core.engine.runtime import find_runtime
+from art_core.engine.runtime import VllmRuntime, find_runtime
 from art_core.errors import BaseModelError, RuntimeMissing
+from art_core.readiness.dialogue import FUNCTION, called, user
+from art_core.readiness.dialogue import TOOLS as TOOLS_SHOWN
 from art_core.readiness.reasoning_parser import reasoning_parser
 from art_core.readiness.tool_parser import PARSERS, tool_parser
-from tests.readiness.models import WITH_TEMPLATE, files, template
+from tests.readiness.models import WITH_TEMPLATE, dialogue, files, template
 
 TOOLS: dict[str, str | None] = {
     "gemma-3-1b": None,
@@ -102,15 +106,76 @@ def test_what_is_no_template_is_refused() -> None:
         tool_parser("{% for m in messages %}")
 
 
-@pytest.mark.slow
-def test_the_vllm_here_has_every_parser_by_that_name() -> None:
-    """Its registry is read as text; nothing of vLLM is imported."""
+# Against the vLLM that is here, if there is one
+
+PARSE = """
+import json, sys
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.tool_parsers import ToolParserManager
+
+asked = json.load(sys.stdin)
+letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+for call in asked["calls"]:
+    backend = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(t, normalized=False) for t in call["tokens"]])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    request = ChatCompletionRequest(
+        model="m", messages=[{"role": "user", "content": "q"}], tools=asked["tools"]
+    )
+    parser = ToolParserManager.get_tool_parser(call["parser"])(tokenizer, request.tools)
+    found = parser.extract_tool_calls(call["text"], request).tool_calls
+    print("FOUND", json.dumps([[each.function.name, each.function.arguments] for each in found]))
+"""
+"""Run by vLLM's Python: its own parsers read what the templates wrote."""
+
+
+@pytest.fixture(scope="module")
+def vllm() -> VllmRuntime:
     try:
-        runtime = find_runtime()
+        return find_runtime()
     except RuntimeMissing as error:
         pytest.skip(f"no vLLM: {error}")
-    (package,) = runtime.python.parent.parent.glob("lib/python*/site-packages/vllm")
+
+
+@pytest.mark.slow
+def test_vllm_has_every_parser_by_that_name(vllm: VllmRuntime) -> None:
+    """Its registry is read as text; nothing of vLLM is imported."""
+    (package,) = vllm.python.parent.parent.glob("lib/python*/site-packages/vllm")
     for folder, names in (("tool_parsers", PARSERS), ("reasoning", set(REASONING.values()))):
         registry = (package / folder / "__init__.py").read_text("utf-8")
         known = set(re.findall(r'^    "([\w-]+)": \(', registry, re.MULTILINE))
         assert names - {None} <= known
+
+
+@pytest.mark.slow
+def test_vllms_parsers_read_what_the_templates_write(vllm: VllmRuntime) -> None:
+    """But for gpt-oss, whose tokens vLLM parses before any parser of text."""
+    names = [name for name, parser in TOOLS.items() if parser not in (None, "openai")]
+    calls = []
+    for name in names:
+        written = dialogue(name).answer([user("q")], called("Oslo-7"), tools=True) or ""
+        model = files(name)
+        end = next(t for t in ("<|im_end|>", "<|eot_id|>", "</s>") if written.strip().endswith(t))
+        calls.append(
+            {
+                "parser": TOOLS[name],
+                "text": written.strip().removesuffix(end),
+                "tokens": sorted(model.special_tokens),
+            }
+        )
+    done = subprocess.run(
+        [str(vllm.python), "-P", "-c", PARSE],
+        input=json.dumps({"calls": calls, "tools": TOOLS_SHOWN}),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    found = [json.loads(line[6:]) for line in done.stdout.splitlines() if line[:6] == "FOUND "]
+    assert len(found) == len(names) == 8
+    for name, read in zip(names, found, strict=True):
+        assert [(n, json.loads(a)) for n, a in read] == [(FUNCTION, {"city": "Oslo-7"})], name
