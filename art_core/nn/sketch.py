@@ -88,10 +88,13 @@ def look(folder: Path) -> Computes:
 
 def _sketch(folder: Path) -> tuple[dict[str, Any], Any]:
     """(the whole config, a tiny model of its kind)."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config()
+        whole = AutoConfig.from_pretrained(folder, local_files_only=True)
+        if type(whole) not in MODEL_FOR_CAUSAL_LM_MAPPING:  # what loads the real one looks there
+            raise ValueError(f"{type(whole).__name__} is no causal language model's")
+        config = whole.get_text_config()
         small = _shrunk(config)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)

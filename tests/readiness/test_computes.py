@@ -85,6 +85,13 @@ def test_a_kind_that_transformers_does_not_know(tmp_path: Path) -> None:
         look(tmp_path)
 
 
+def test_a_kind_that_is_not_loaded_as_a_language_model(tmp_path: Path) -> None:
+    """Mistral 3 with its eyes: its text part alone could be made, but nothing would load it."""
+    (tmp_path / "config.json").write_text('{"model_type": "mistral3"}')
+    with pytest.raises(BaseModelError, match="Mistral3Config is no causal language model's"):
+        look(tmp_path)
+
+
 @pytest.mark.slow
 def test_it_is_asked_in_a_process_of_its_own(tmp_path: Path) -> None:
     found = how_it_computes(folder("llama-3.2-1b"))
