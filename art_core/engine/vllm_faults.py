@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 TAIL_LINES = 15
 """Lines of the log in an error."""
+_SEARCHED_LINES = 300
+"""Lines in which a cause is searched: what was told long before is of something else."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,12 @@ _KNOWN = (
         r"less than desired GPU memory utilization \((?P<share>[\d.]+)",
         "the GPU has {free} of its {all} GiB free, and vLLM was to take a share of {share}",
         "End what uses the GPU, or set a smaller gpu_memory_utilization.",
+    ),
+    _Known(
+        r"Available memory on node \S+ \((?P<free>[\d.]+)/(?P<all>[\d.]+) GiB\).*?requested memory "
+        r"for kv \((?P<need>[\d.]+)",
+        "the machine has {free} of its {all} GiB free, and {need} were to hold keys and values",
+        "Set a smaller cpu_cache_gb, or end what uses the memory.",
     ),
     _Known(
         r"(?P<need>[\d.]+) GiB KV cache is needed, which is larger than the available KV cache "
@@ -138,24 +146,28 @@ _ENDED = {
 }
 
 
-def find_fault(told: str, status: int | None) -> Fault:
-    """What is known of why vLLM ended.
+def find_fault(told: str, status: int | None, *, otherwise: str = "") -> Fault:
+    """What is known of why vLLM ended, or does not answer.
 
     Args:
         told: its log since the start.
         status: how it ended, negative for a signal; None if it has not.
+        otherwise: the cause if none is known.
     """
-    tail = "\n".join(told.splitlines()[-TAIL_LINES:])
+    lines = told.splitlines()
+    tail = "\n".join(lines[-TAIL_LINES:])
+    late = "\n".join(lines[-_SEARCHED_LINES:])
     for known in _KNOWN:
-        if found := re.search(known.pattern, told):
+        if found := re.search(known.pattern, late):
             parts = {name: text or "" for name, text in found.groupdict().items()}
             cause = known.cause.format(**parts)
             return Fault(cause, known.fix, tail, is_port_taken=known.cause == _PORT_TAKEN)
     if status in _ENDED:
         return Fault(*_ENDED[status], tail)
-    ended = "it did not end" if status is None else _in_words(status)
-    return Fault(ended, "Its whole log may say more.", tail)
+    return Fault(otherwise or _in_words(status), "The log may say more.", tail)
 
 
-def _in_words(status: int) -> str:
+def _in_words(status: int | None) -> str:
+    if status is None:
+        return "it does not answer"
     return f"it was ended by signal {-status}" if status < 0 else f"it ended with status {status}"
