@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from art_core.errors import ConfigError
-from art_core.readiness.limits import RANKS as RANKS
+from art_core.readiness.limits import RANKS as RANKS  # who starts vLLM looks for it here
 
 _FIXED = {
     "logprobs-mode": "processed_logprobs",  # of the distribution sampled from; default: raw
