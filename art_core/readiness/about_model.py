@@ -117,7 +117,7 @@ def _tools(chat: Chat) -> list[Finding]:
                 "tools",
                 "warn",
                 "the embedded engine reads calls in Hermes form only, and refuses tools here",
-                "Serve it by vLLM, or take a Qwen or a SmolLM.",
+                "Serve it by vLLM, or take a Qwen2.5, a Qwen3 or a SmolLM2.",
             )
         )
     return served

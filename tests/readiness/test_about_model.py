@@ -55,7 +55,7 @@ def test_calls_that_the_embedded_engine_can_not_read() -> None:
     warned = those(about("llama-3.1-8b"), "tools", "warn")
     assert [finding.fix for finding in warned] == [
         "Bind the tools with parallel_tool_calls=False.",
-        "Serve it by vLLM, or take a Qwen or a SmolLM.",
+        "Serve it by vLLM, or take a Qwen2.5, a Qwen3 or a SmolLM2.",
     ]
     assert "llama3_json" in those(about("llama-3.1-8b"), "tool parser", "pass")[0].what
 
