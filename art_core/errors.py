@@ -43,6 +43,10 @@ class BaseModelError(ARTError):
     """The base model is unknown, incomplete on disk, or of a kind that can't be used."""
 
 
+class NotEnoughMemory(ARTError):
+    """A base model does not fit in a device's memory; the message says how much it needs."""
+
+
 class ModelNotRegistered(ARTError):
     """A trainable model was used before `await model.register(backend)`."""
 

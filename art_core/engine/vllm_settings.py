@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from art_core.errors import ConfigError
-
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM takes as `--max-lora-rank`."""
+from art_core.readiness.limits import RANKS as RANKS  # who starts vLLM looks for it here
 
 _FIXED = {
     "logprobs-mode": "processed_logprobs",  # of the distribution sampled from; default: raw

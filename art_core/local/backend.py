@@ -24,6 +24,7 @@ from art_core.local.live_run import LiveRun
 from art_core.local.served_base import ServedBase
 from art_core.model import TrainableModel
 from art_core.nn.base_model import resolve_base_model
+from art_core.readiness.before_loading import check_before_loading
 from art_core.rundir import RunDir
 from art_core.runlog import log_step
 from art_core.trajectories import Trajectory, TrajectoryGroup
@@ -196,6 +197,8 @@ class LocalBackend:
         path = await asyncio.to_thread(resolve_base_model, model.base_model, progress=_log.info)
         known = self._bases.get(str(path))
         self._check_name(model, known)
+        if known is None:
+            await asyncio.to_thread(check_before_loading, path)
         folder = await asyncio.to_thread(
             RunDir.open,
             model.base_path,

@@ -25,7 +25,13 @@ from art_core.nn.model_folder import BaseModelInfo, inspect_base_model
 from art_core.nn.packaged import SMOLLM2_135M, PackagedModel, convert_gguf, fetch_gguf
 from art_core.sealed import find_damage, remove_leftovers, write_sealed
 
-__all__ = ["BaseModelInfo", "inspect_base_model", "resolve_base_model"]
+__all__ = [
+    "BaseModelInfo",
+    "inspect_base_model",
+    "kept_folder",
+    "models_home",
+    "resolve_base_model",
+]
 
 Progress = Callable[[str], None]
 
@@ -66,7 +72,7 @@ def resolve_base_model(
     say = progress or _silent
     for model in packaged:
         if name in (model.name, model.folder) and not Path(name).is_dir():
-            return _resolve_packaged(model, _models_folder(home), say)
+            return _resolve_packaged(model, models_home(home), say)
     path = Path(name).expanduser()
     if name and path.is_dir():
         return inspect_base_model(path.resolve()).path
@@ -86,6 +92,14 @@ def resolve_base_model(
         fix="Check the name and the network, or pass the folder of a model that you have. "
         f"{SMOLLM2_135M.name!r} needs no hub.",
     )
+
+
+def kept_folder(name: str, *, home: Path | None = None) -> Path | None:
+    """Where a model that can be had as a package is kept, there or not; None for any other."""
+    for model in PACKAGED:
+        if name in (model.name, model.folder):
+            return models_home(home) / model.folder
+    return None
 
 
 def _from_hub(name: str, say: Progress) -> Path | str:
@@ -175,7 +189,8 @@ def _sole_writer(folder: Path, say: Progress) -> Iterator[None]:
         lock.release()
 
 
-def _models_folder(home: Path | None) -> Path:
+def models_home(home: Path | None = None) -> Path:
+    """Where models are kept: in `home`, else `ART_HOME`, else the user's cache folder."""
     base = home or environment().home
     return (base or platformdirs.user_cache_path("art-langgraph", appauthor=False)) / "models"
 

@@ -15,6 +15,7 @@ PROBE_SECONDS = 6.0
 """How long the hub may take to say whether it has a model, name resolution included."""
 
 _WANTED = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
+_DESCRIBING = ["*.json", "*.jinja"]
 _UNWANTED = ["original/*", "onnx/*", "consolidated*"]  # the same weights in other formats
 
 
@@ -70,6 +71,24 @@ def fetch(name: str) -> Path:
     return Path(
         snapshot_download(
             name, etag_timeout=PROBE_SECONDS, allow_patterns=_WANTED, ignore_patterns=_UNWANTED
+        )
+    )
+
+
+def fetch_description(name: str) -> Path:
+    """Download what describes `name`, its config, chat template and tokenizer, without weights.
+
+    Raises:
+        Exception: what `huggingface_hub` raises when the hub stops answering.
+    """
+    from huggingface_hub import snapshot_download
+
+    return Path(
+        snapshot_download(
+            name,
+            etag_timeout=PROBE_SECONDS,
+            allow_patterns=_DESCRIBING,
+            ignore_patterns=_UNWANTED,
         )
     )
 

@@ -50,6 +50,8 @@ class LoraModel:
         """Of its sliding layers, in positions, if positions are shared."""
         self.is_plain = True
         """Scores are scaled products in every layer, but for windows."""
+        self.why_alone: str | None = None
+        """Why positions can't be shared, if they can't."""
         self._causal = base.eval().requires_grad_(False)
         use_onednn(self._causal)
         use_fused_norms(self._causal)
@@ -102,8 +104,9 @@ class LoraModel:
 
     def _find_head(self) -> Head:
         hidden, logits = trees.alone(self._causal)
-        if (why_not := self._try_trees(logits)) is not None:
-            _log.warning("%s computes every call by itself: %s", self.path.name, why_not)
+        self.why_alone = self._try_trees(logits)
+        if self.why_alone is not None:
+            _log.warning("%s computes every call by itself: %s", self.path.name, self.why_alone)
         return find_head(
             self._causal.get_output_embeddings(),
             self.config,

@@ -15,6 +15,7 @@ import typer
 
 from art_core.errors import ARTError
 from art_langgraph.cli.console import READER_LEFT, prepare_streams, silence_stdout
+from art_langgraph.cli.doctor import run_doctor
 from art_langgraph.cli.models import app as model_commands
 from art_langgraph.cli.quickstart import run_quickstart
 from art_langgraph.cli.rehearse import run_rehearse
@@ -33,6 +34,7 @@ app = typer.Typer(
 )
 app.command("quickstart")(run_quickstart)
 app.command("rehearse")(run_rehearse)
+app.command("doctor")(run_doctor)
 app.add_typer(model_commands, name="model")
 app.add_typer(setup_commands, name="setup")
 app.add_typer(sft_commands, name="sft")

@@ -29,7 +29,7 @@ from art_langgraph.cli.train_extra import check_installed, missing
 from art_langgraph.visible import visible
 
 if TYPE_CHECKING:
-    from art_langgraph.rehearsal.finding import Finding
+    from art_core.finding import Finding
     from art_langgraph.rehearsal.perform import Player
     from art_langgraph.rehearsal.played import Play, Rehearsal
     from art_langgraph.rehearsal.scenarios import Scenario
@@ -207,7 +207,7 @@ async def _with_model(name: str, work: Work) -> Outcome:
 
 async def _practice(rehearsal: Rehearsal, graph: Any, wish: _Wish) -> Finding:
     """A training step, where it can be tried."""
-    from art_langgraph.rehearsal.finding import Finding
+    from art_core.finding import Finding
 
     absent = missing()
     why, fix = "", ""
@@ -237,8 +237,8 @@ async def _practice(rehearsal: Rehearsal, graph: Any, wish: _Wish) -> Finding:
 
 
 def _show(rehearsal: Rehearsal, findings: list[Finding], seconds: float, *, as_json: bool) -> int:
+    from art_core.finding import failed
     from art_langgraph.cli.rehearse_view import show_rehearsal
-    from art_langgraph.rehearsal.finding import failed
     from art_langgraph.rehearsal.report import document
 
     if as_json:

@@ -6,37 +6,23 @@ letter for letter. Left out: JSON (`rehearsal.report`).
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Sequence
 
+from art_core.finding import Finding, failed
 from art_core.plural import plural
-from art_langgraph.cli.console import console, say
+from art_langgraph.cli.console import say
+from art_langgraph.cli.findings_view import counted, show_findings
 from art_langgraph.rehearsal.actor import MANNERS
 from art_langgraph.rehearsal.checks.rewards import reward
-from art_langgraph.rehearsal.finding import Finding, Status, failed
 from art_langgraph.rehearsal.lineage import Link, lineage
 from art_langgraph.rehearsal.played import Play, Rehearsal
 from art_langgraph.rehearsal.report import SCRIPTED_LIMITS, said, trained_tokens
 from art_langgraph.rehearsal.wording import asker, shortened
 from art_langgraph.visible import visible
 
-_STYLES: dict[Status, str] = {
-    "pass": "green",
-    "warn": "yellow",
-    "fail": "bold red",
-    "skipped": "dim",
-}
-_COUNTED: dict[Status, str] = {
-    "pass": "passed",
-    "warn": "to look at",
-    "fail": "failed",
-    "skipped": "skipped",
-}
 _CALLS = 8
 """Calls of a rollout that are shown."""
-_ROOM = 30
-"""Characters of a line that a narrow terminal must leave for a text to be set in."""
 _TEXT = 100
 """Characters of an answer that are shown."""
 
@@ -50,8 +36,7 @@ def show_rehearsal(rehearsal: Rehearsal, findings: Sequence[Finding], seconds: f
     if shown is not None:
         _show_masks(shown)
     say()
-    for finding in findings:
-        _show_finding(finding, max(len(f.check) for f in findings))
+    show_findings(findings)
     say()
     _show_verdict(rehearsal, findings, seconds)
 
@@ -107,28 +92,12 @@ def _nodes(links: Sequence[Link]) -> str:
     return visible(", ".join(f"{node} ({count})" for node, count in counts.items()))
 
 
-def _show_finding(finding: Finding, width: int) -> None:
-    head = f"{finding.check:<{width}}  "
-    indent = 8 + len(head)
-    say((f"{finding.status:<8}", _STYLES[finding.status]), head, _set_in(finding.what, indent))
-    if finding.fix:
-        room = indent if console().is_terminal else 4
-        say((" " * room + _set_in(finding.fix, room), "dim"))
-
-
-def _set_in(text: str, indent: int) -> str:
-    """`text` in lines that begin under its first, where there is somebody to look and room."""
-    out, whole = console(), visible(text)
-    if not out.is_terminal or out.width - indent < _ROOM:
-        return whole
-    return ("\n" + " " * indent).join(textwrap.wrap(whole, out.width - indent) or [""])
-
-
 def _show_verdict(rehearsal: Rehearsal, findings: Sequence[Finding], seconds: float) -> None:
-    counts = Counter(finding.status for finding in findings)
-    told = ", ".join(f"{counts[s]} {word}" for s, word in _COUNTED.items() if counts[s])
     bad = failed(findings)
     verdict = "This agent can't be trained as it is" if bad else "This agent can be trained"
-    say((verdict, "bold red" if bad else "bold green"), f": {told}, in {seconds:.0f} s.")
+    say(
+        (verdict, "bold red" if bad else "bold green"),
+        f": {counted(findings)}, in {seconds:.0f} s.",
+    )
     if rehearsal.scripted:
         say((f"{SCRIPTED_LIMITS} --model SmolLM2-135M-Instruct plays a real one.", "dim"))

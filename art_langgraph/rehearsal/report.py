@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from art_core.finding import Finding, failed
 from art_langgraph.rehearsal.checks.rewards import reward
 from art_langgraph.rehearsal.checks.tools import called_tools, offered_tools
-from art_langgraph.rehearsal.finding import Finding, failed
 from art_langgraph.rehearsal.lineage import Link, lineage
 from art_langgraph.rehearsal.played import Play, Rehearsal
 from art_langgraph.rehearsal.wording import described

@@ -187,6 +187,15 @@ def test_the_rehearsal_is_shown_as_it_is_called() -> None:
     assert options <= set(re.findall(r"--[a-z]+", shown))
 
 
+def test_the_doctor_is_shown_as_it_is_called() -> None:
+    text = README.read_text("utf-8")
+    section = text.partition("## What this machine and a model can do")[2].partition("\n## ")[0]
+    options = set(re.findall(r"--[a-z-]+", section))
+    assert options == {"--base-model", "--max-length", "--json"}
+    shown = CliRunner().invoke(app, ["doctor", "--help"], env={"COLUMNS": "200"}).output
+    assert options <= set(re.findall(r"--[a-z-]+", shown))
+
+
 @pytest.mark.model
 def test_the_loop_trains_or_says_why_not(
     namespace: dict[str, Any], capsys: pytest.CaptureFixture[str]

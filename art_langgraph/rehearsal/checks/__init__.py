@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from art_core.finding import Finding
 from art_langgraph.rehearsal.checks.ending import check_ending, check_interrupts, check_limits
 from art_langgraph.rehearsal.checks.history import check_history
 from art_langgraph.rehearsal.checks.length import check_length
@@ -17,7 +18,6 @@ from art_langgraph.rehearsal.checks.rewards import check_rewards
 from art_langgraph.rehearsal.checks.sampling import check_caches, check_sampling
 from art_langgraph.rehearsal.checks.state import check_state
 from art_langgraph.rehearsal.checks.tools import check_tools
-from art_langgraph.rehearsal.finding import Finding
 from art_langgraph.rehearsal.played import Rehearsal
 
 CHECKS: tuple[Callable[[Rehearsal], Iterator[Finding]], ...] = (

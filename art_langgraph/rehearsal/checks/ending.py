@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from art_core.errors import CaptureError
+from art_core.finding import Finding
 from art_langgraph.faults import chain
 from art_langgraph.rehearsal.blame import named, place_of
-from art_langgraph.rehearsal.finding import Finding
 from art_langgraph.rehearsal.played import Play, Rehearsal
 from art_langgraph.rehearsal.wording import counted, listed, manners, shortened
 

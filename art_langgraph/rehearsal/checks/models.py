@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from art_core.finding import Finding
 from art_core.plural import plural
-from art_langgraph.rehearsal.finding import Finding
 from art_langgraph.rehearsal.played import Rehearsal, stock_nodes
 from art_langgraph.rehearsal.wording import asker, described, listed, place
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from art_core.finding import Finding
 from art_langgraph.rehearsal.actor import mark_of
-from art_langgraph.rehearsal.finding import Finding
 from art_langgraph.rehearsal.played import Play, Rehearsal
 from art_langgraph.rehearsal.wording import listed, place, shortened
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from art_core.finding import Finding
 from art_langgraph.rehearsal.checks import check
-from art_langgraph.rehearsal.finding import Finding
 from art_langgraph.rehearsal.perform import Player, perform
 from art_langgraph.rehearsal.played import Rehearsal
 from art_langgraph.rehearsal.scenarios import Scenario

@@ -1,4 +1,4 @@
-"""`Finding`: what one check says of a rehearsal."""
+"""`Finding`: what one check says, of a rehearsal, a machine or a base model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 Status: TypeAlias = Literal["pass", "warn", "fail", "skipped"]
-"""pass: right. warn: trains, but look at it. fail: can't train so. skipped: could not be seen."""
+"""pass: right. warn: works, but look at it. fail: can't work so. skipped: could not be seen."""
 
 
 @dataclass(frozen=True)
@@ -24,5 +24,5 @@ class Finding:
 
 
 def failed(findings: Iterable[Finding]) -> bool:
-    """True if the agent can't be trained as it is."""
+    """True if something can't work as it is."""
     return any(finding.status == "fail" for finding in findings)
