@@ -48,6 +48,8 @@ class GenerateRequest:
     sampling: Sampling
     """`seed` is set: token t's noise depends on (seed, t) alone, not on the batch."""
     grammar: Grammar | None = None
+    stream: bool = True
+    """False: nobody looks at it before its end, so that one delta will do."""
 
 
 @dataclass(frozen=True)

@@ -225,6 +225,7 @@ class ChatService:
             served.sampling, seed=seed, grammar=grammar.kind if grammar else None
         )
         started = time.time()
+        answers = [self._answer(request, record_id, i) for i in range(request.n)]
         return _Call(
             request=request,
             served=served,
@@ -249,10 +250,11 @@ class ChatService:
                     adapter=served.adapter,
                     sampling=replace(sampling, seed=seed if i == 0 else noise_key(seed, i)),
                     grammar=grammar,
+                    stream=request.stream or answer.may_end_early,
                 )
-                for i in range(request.n)
+                for i, answer in enumerate(answers)
             ],
-            answers=[self._answer(request, record_id, i) for i in range(request.n)],
+            answers=answers,
             started=started,
         )
 

@@ -1,0 +1,266 @@
+"""The engine that answers from vLLM: a child process, spoken to in token ids.
+
+In: requests from any event loop. Out: streams of sampled tokens, under the adapter that each
+request names. A call that meets a vLLM that died is asked once more when it is back, unless
+something of it was given out; adapters are loaded again by themselves. While it sleeps, calls wait.
+Left out: the process itself (vllm_process.py) and whether a swap is true (swap_proof.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from art_core.calls import Ids, Logprobs
+from art_core.engine.base import AdapterRef, Delta, FinishReason, GenerateRequest, Tokenizer
+from art_core.engine.gate import Gate
+from art_core.engine.vllm_adapters import AdapterShelf, to_its_end
+from art_core.engine.vllm_http import EngineUnreachable, Refused, Server, VllmHttp
+from art_core.engine.vllm_wire import End, Tokens, generate_body, score_body
+from art_core.errors import ContextOverflow, EngineError
+
+_READY_SECONDS = 900.0
+"""How long a call waits for a vLLM that is started again."""
+_DRAIN_LOOK_SECONDS = 0.02
+_RESET_TRIES = 50
+"""The prefix cache can't be emptied while a call that just ended still holds its blocks."""
+
+
+class VllmEngine:
+    """Serves a base model and its adapters from one vLLM. Implements `base.Engine`.
+
+    Args:
+        server: vLLM, up, with the door in it (`VllmSettings` of `vllm_launch`).
+        tokenizer: of the base model.
+        base_model: the name it is served under above this engine.
+        context_length: tokens of prompt and answer; what vLLM was started with.
+        vocab_size: ids that the model has; others are refused.
+        shelf: its adapters.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        tokenizer: Tokenizer,
+        *,
+        base_model: str,
+        context_length: int,
+        vocab_size: int,
+        shelf: AdapterShelf,
+        http: VllmHttp,
+    ) -> None:
+        self.base_model = base_model
+        self.context_length = context_length
+        self.tokenizer = tokenizer
+        self.shelf = shelf
+        self._server = server
+        self._vocab_size = vocab_size
+        self._http = http
+        self._awake = Gate()
+        self._lock = threading.Lock()
+        self._running = 0
+        self._is_closed = False
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
+        """As `base.Engine.generate`.
+
+        Raises:
+            ContextOverflow: the prompt leaves no room for a token.
+            ConfigError: a temperature that vLLM can't sample at.
+        """
+        self._check(request)
+        given = False
+        await self._awake.wait()
+        with self._counted():
+            for is_last in (False, True):
+                try:
+                    async with aclosing(self._sampled(request)) as deltas:
+                        async for delta in deltas:
+                            given = True
+                            yield delta
+                    return
+                except (EngineUnreachable, _NotLoaded) as error:
+                    if given or is_last or self._is_closed:
+                        raise self._ended(error) from error
+                await self._server.ready(_READY_SECONDS)
+
+    async def score(self, adapter: AdapterRef | None, ids: Ids) -> Logprobs:
+        """[T - 1] natural-log probabilities of ids[1:], each after those before it, at T = 1.
+
+        Raises:
+            EngineError: vLLM failed, or does not know the adapter.
+        """
+        key = f"score-{time.monotonic_ns()}"
+        async with self.shelf.use(adapter) as name:
+            body = score_body(key, name, ids)
+            async with aclosing(self._http.frames(body)) as frames:
+                parts = [frame.logprobs async for frame in frames if isinstance(frame, Tokens)]
+        scored = np.concatenate(parts) if parts else np.empty(0, np.float32)
+        if len(scored) != len(ids) - 1:
+            raise EngineError(
+                "vLLM did not score a sequence whole",
+                got=f"{len(scored)} logprobs",
+                expected=f"{len(ids) - 1}",
+            )
+        return scored
+
+    async def load_adapter(self, adapter: AdapterRef, path: Path) -> None:
+        """Make a saved step servable; vLLM reads it when it is first asked for.
+
+        Raises:
+            CheckpointError: vLLM can't serve it as it was trained.
+        """
+        await asyncio.to_thread(self.shelf.add, adapter, path)
+
+    async def unload_adapter(self, adapter: AdapterRef) -> None:
+        """As `base.Engine.unload_adapter`; calls that it answers now go on to their end."""
+        await self.shelf.forget(adapter)
+
+    def adapters(self) -> list[AdapterRef]:
+        """As `base.Engine.adapters`."""
+        return self.shelf.known()
+
+    @property
+    def running(self) -> int:
+        """Requests being answered now."""
+        return self._running
+
+    @asynccontextmanager
+    async def asleep(self) -> AsyncIterator[None]:
+        """vLLM without the GPU's memory: for a trainer on the same GPU.
+
+        Calls are held first, running ones waited for, then it sleeps; afterwards it is woken, its
+        caches are emptied, and only then do calls go on. Woken also if what ran meanwhile failed.
+        Level 1 keeps the weights in the machine's memory: after level 2 the base model would be
+        noise, without an error.
+
+        Raises:
+            EngineError: it does not sleep, or does not wake up.
+        """
+        self._awake.hold()
+        try:
+            await self._drained()
+            await self._sleep()
+            try:
+                yield
+            finally:
+                await to_its_end(self._wake())
+        finally:
+            self._awake.release()
+
+    async def forget_prompts(self) -> None:
+        """Empty the prefix cache.
+
+        Raises:
+            EngineError: calls hold it all the time.
+        """
+        for _ in range(_RESET_TRIES):
+            told = await self._http.post("/reset_prefix_cache")
+            if not isinstance(told, dict) or told.get("success", True):
+                return
+            await asyncio.sleep(_DRAIN_LOOK_SECONDS)
+        raise EngineError("vLLM's prefix cache can't be emptied", fix="Look at vLLM's log.")
+
+    async def close(self) -> None:
+        """As `base.Engine.close`."""
+        self._is_closed = True
+        await asyncio.to_thread(self._server.stop)
+        self.shelf.close()
+
+    # How it is done
+
+    async def _sampled(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
+        """One try of a call."""
+        async with self.shelf.use(request.adapter) as name:
+            body = generate_body(
+                request,
+                name,
+                eos_ids=self.tokenizer.eos_ids,
+                room=self.context_length - len(request.prompt_ids),
+            )
+            held: Tokens | None = None  # the last of them goes out with the finish reason
+            try:
+                async with aclosing(self._http.frames(body)) as frames:
+                    async for frame in frames:
+                        if isinstance(frame, End):
+                            yield _last(held, frame)
+                            return
+                        if held is not None:
+                            yield Delta(held.ids.tolist(), held.logprobs.tolist())
+                        held = frame
+            except Refused as error:
+                if error.status == 404 and name is not None:
+                    self.shelf.lost(name)
+                    raise _NotLoaded(str(error)) from error
+                raise
+        raise EngineUnreachable("vLLM ended a call without saying how")
+
+    def _check(self, request: GenerateRequest) -> None:
+        if self._is_closed:
+            raise EngineError("the engine is closed", fix="Register the model again.")
+        ids, vocab = request.prompt_ids, self._vocab_size
+        if len(ids) == 0 or ids.min() < 0 or ids.max() >= vocab:
+            raise EngineError(
+                "a prompt can't be read",
+                got=ids.tolist()[:20],
+                expected=f"at least one id, each from 0 to {vocab - 1}",
+                fix="Check that the tokenizer is the base model's.",
+            )
+        if len(ids) >= self.context_length:
+            raise ContextOverflow(
+                "a prompt leaves no room for an answer",
+                got=f"{len(ids)} ids",
+                expected=f"fewer than the context of {self.context_length}",
+                fix="Shorten the messages.",
+            )
+
+    def _ended(self, error: EngineError) -> EngineError:
+        if self._is_closed:
+            return EngineError("the engine was closed", fix="Register the model again.")
+        return EngineError(f"a call broke off: {error}", fix="Ask again.")
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        with self._lock:
+            self._running += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._running -= 1
+
+    async def _drained(self) -> None:
+        """No call is being answered. Those of other event loops end there, so it is looked at."""
+        while self._running:
+            await asyncio.sleep(_DRAIN_LOOK_SECONDS)
+
+    async def _sleep(self) -> None:
+        with self._server.patiently():
+            await self._http.post("/sleep?level=1&mode=wait")
+
+    async def _wake(self) -> None:
+        """Awake, with nothing in its caches. One that died meanwhile comes back awake."""
+        with self._server.patiently():
+            try:
+                await self._http.post("/wake_up")
+            except EngineUnreachable:
+                await self._server.ready(_READY_SECONDS)
+            await self.forget_prompts()
+
+
+class _NotLoaded(EngineError):
+    """vLLM does not know an adapter that it was given: it was started again."""
+
+
+def _last(held: Tokens | None, end: End) -> Delta:
+    if end.finish_reason not in ("stop", "length"):
+        raise EngineError(f"vLLM ended a call by {end.finish_reason!r}", fix="Ask again.")
+    ids, logprobs = ([], []) if held is None else (held.ids.tolist(), held.logprobs.tolist())
+    return Delta(ids, logprobs, cast(FinishReason, end.finish_reason), end.cached_tokens)
