@@ -1,7 +1,7 @@
-"""What a server must know of an adapter before it loads it: settings and shapes, read from its files.
+"""What a server must know of an adapter before it loads it, read from its files.
 
-In: a folder in peft's format. Out: its rank and what speaks against serving it. Weights are not
-read, only the safetensors header; no torch. Why so strict: a server that leaves out what it can't
+In: a folder in peft's format. Out: its settings, its shapes, and what speaks against serving it. Of
+the weights only the header is read; no torch. Why so strict: a server that leaves out what it can't
 carry answers fluently and wrongly.
 """
 
@@ -48,7 +48,8 @@ class AdapterFiles:
     @property
     def rank(self) -> int:
         """The largest that a layer has."""
-        return max([int(self.config["r"]), *(self.config.get("rank_pattern") or {}).values()])
+        patterns: dict[str, int] = self.config.get("rank_pattern") or {}
+        return max([int(self.config["r"]), *patterns.values()])
 
     @property
     def base(self) -> str | None:

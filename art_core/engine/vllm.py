@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import cast
 
@@ -66,6 +66,7 @@ class VllmEngine:
         self._awake = Gate()
         self._lock = threading.Lock()
         self._running = 0
+        self._is_held = False
         self._is_closed = False
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
@@ -77,8 +78,7 @@ class VllmEngine:
         """
         self._check(request)
         given = False
-        await self._awake.wait()
-        with self._counted():
+        async with self._counted():
             for is_last in (False, True):
                 try:
                     async with aclosing(self._sampled(request)) as deltas:
@@ -144,7 +144,9 @@ class VllmEngine:
         Raises:
             EngineError: it does not sleep, or does not wake up.
         """
-        self._awake.hold()
+        with self._lock:
+            self._awake.hold()
+            self._is_held = True
         try:
             await self._drained()
             await self._sleep()
@@ -153,6 +155,8 @@ class VllmEngine:
             finally:
                 await to_its_end(self._wake())
         finally:
+            with self._lock:
+                self._is_held = False
             self._awake.release()
 
     async def forget_prompts(self) -> None:
@@ -226,10 +230,15 @@ class VllmEngine:
             return EngineError("the engine was closed", fix="Register the model again.")
         return EngineError(f"a call broke off: {error}", fix="Ask again.")
 
-    @contextmanager
-    def _counted(self) -> Iterator[None]:
-        with self._lock:
-            self._running += 1
+    @asynccontextmanager
+    async def _counted(self) -> AsyncIterator[None]:
+        """One of the running calls, begun while vLLM is awake."""
+        is_in = False
+        while not is_in:
+            await self._awake.wait()
+            with self._lock:
+                if is_in := not self._is_held:
+                    self._running += 1
         try:
             yield
         finally:
@@ -237,8 +246,8 @@ class VllmEngine:
                 self._running -= 1
 
     async def _drained(self) -> None:
-        """No call is being answered. Those of other event loops end there, so it is looked at."""
-        while self._running:
+        """No call is being answered; they run on other event loops, so that one has to look."""
+        while self._running:  # noqa: ASYNC110 - an Event belongs to one loop
             await asyncio.sleep(_DRAIN_LOOK_SECONDS)
 
     async def _sleep(self) -> None:

@@ -72,9 +72,7 @@ def score_body(request_id: str, adapter: str | None, ids: Ids) -> bytes:
     return _body(request_id, adapter, ids, settings, stream=False)
 
 
-def sampling_settings(
-    sampling: Sampling, *, eos_ids: Collection[int], room: int
-) -> dict[str, Any]:
+def sampling_settings(sampling: Sampling, *, eos_ids: Collection[int], room: int) -> dict[str, Any]:
     """`sampling` as vLLM's SamplingParams take it.
 
     Stop strings are not among them: `Answer` finds them in the text that the client sees, and
