@@ -99,6 +99,30 @@ class EngineError(ARTError):
     """The inference engine failed or is closed."""
 
 
+class RuntimeMissing(EngineError):
+    """There is no vLLM to serve with, or one of a version that was not tested."""
+
+
+class EngineStartFailed(EngineError):
+    """The engine's process did not come up. `tail` is the end of its log."""
+
+    def __init__(self, what: str, *, tail: str, fix: str) -> None:
+        super().__init__(f"{what}; the end of its log:\n{tail}\n" if tail else what, fix=fix)
+        self.tail = tail
+
+
+class EngineDied(EngineError):
+    """The engine's process ended or hung while it was in use. `tail` is the end of its log."""
+
+    def __init__(self, what: str, *, tail: str, fix: str) -> None:
+        super().__init__(f"{what}; the end of its log:\n{tail}\n" if tail else what, fix=fix)
+        self.tail = tail
+
+
+class SetupError(ARTError):
+    """The environment that vLLM runs in can't be made."""
+
+
 class TrainingError(ARTError):
     """A training step failed; weights are those of the last whole step."""
 

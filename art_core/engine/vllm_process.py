@@ -1,0 +1,371 @@
+"""vLLM as a supervised child: started, watched, restarted within bounds, stopped without a trace.
+
+In: `VllmSettings`, a Python that has vLLM, a folder. Out: the address of a server that is up, or a
+typed error with the end of its log and what to do. A thread watches it: an exit is noticed at once,
+a hang within `Supervision.hang_after`. Left out: adapters and requests, which are the engine's; it
+is told of every restart, so that it loads its adapters again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+from art_core.engine.kept_process import KeptProcess
+from art_core.engine.vllm_faults import Fault, find_fault
+from art_core.engine.vllm_health import is_ready, is_responsive
+from art_core.engine.vllm_settings import VllmSettings
+from art_core.errors import EngineDied, EngineError, EngineStartFailed
+
+_log = logging.getLogger(__name__)
+
+State = Literal["new", "starting", "ready", "restarting", "failed", "stopped"]
+Progress = Callable[[str], None]
+
+MODULE = "vllm.entrypoints.openai.api_server"
+"""What is run; the `vllm` command of CPU builds looks for a distribution that they are not."""
+_PORT_TRIES = 3
+_STARTING_LOOK_S = 0.2
+"""Between two looks whether a starting server is up."""
+_LINE_S = 10.0
+"""Between two lines of progress."""
+
+
+@dataclass(frozen=True)
+class Supervision:
+    """How it is watched. Seconds, where nothing else is said."""
+
+    start_within: float = 900.0
+    """A start that takes longer has failed. Big models load for minutes."""
+    look_every: float = 1.0
+    """Between two health checks."""
+    hang_after: float = 20.0
+    """Without an answer from its engine for so long, it hangs. An answer comes between two steps of
+    the model, so this is longer than the longest step."""
+    stop_within: float = 10.0
+    """It may take so long to stop by itself."""
+    restarts: int = 3
+    """So many within `restarts_within`; the next fault is final."""
+    restarts_within: float = 600.0
+    first_pause: float = 0.5
+    """Before the first restart; doubled for each that follows."""
+
+
+class VllmProcess:
+    """A vLLM server of our own on 127.0.0.1. Every method may be called from any thread.
+
+    Args:
+        settings: what is served.
+        python: a Python that has vLLM; see `art_core.engine.runtime.find_runtime`.
+        folder: for its log (`vllm.log`) and the record by which a crashed run's processes are found
+            and ended; one server at a time.
+        on_restart: called in the watching thread with this object, after a restart and before
+            `state` is "ready" again; `base_url` is the new one. What it raises counts as a fault
+            of the restart.
+        supervision: how it is watched.
+    """
+
+    def __init__(
+        self,
+        settings: VllmSettings,
+        *,
+        python: Path,
+        folder: Path,
+        on_restart: Callable[[VllmProcess], None] | None = None,
+        supervision: Supervision | None = None,
+    ) -> None:
+        self.settings = settings
+        self.folder = folder
+        self.supervision = supervision or Supervision()
+        self._python = python
+        self._on_restart = on_restart
+        self._api_key = secrets.token_hex(16)
+        self._lock = threading.Lock()  # guards what follows
+        self._state: State = "new"
+        self._child: KeptProcess | None = None
+        self._port = 0
+        self._starts = 0
+        self._fault: EngineError | None = None
+        self._patience = 0  # how many blocks of `patiently` are open
+        self._watch: threading.Thread | None = None
+        self._look = threading.Event()  # look at once
+        self._ended = threading.Event()  # `stop` was called
+
+    # What it is
+
+    @property
+    def state(self) -> State:
+        """Where it is in its life."""
+        return self._state
+
+    @property
+    def base_url(self) -> str:
+        """Like "http://127.0.0.1:5000", without "/v1". A restart changes it: ask for each call."""
+        return f"http://127.0.0.1:{self._port}"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What each request must carry; other users of the machine don't know it."""
+        return {"Authorization": f"Bearer {self._api_key}"}
+
+    @property
+    def starts(self) -> int:
+        """How many processes there have been. A call that broke while this grew met a restart."""
+        return self._starts
+
+    @property
+    def log(self) -> Path:
+        """Its log, over all starts."""
+        return self.folder / "vllm.log"
+
+    # What is done with it
+
+    def start(self, progress: Progress | None = None) -> Self:
+        """Start it and wait until it answers; nothing if it is up.
+
+        Args:
+            progress: told, in a line each, what takes time.
+
+        Raises:
+            EngineStartFailed: it did not come up; with the cause, where it is known.
+            EngineError: it was stopped meanwhile, or another server has the folder.
+        """
+        with self._lock:
+            if self._state == "ready":
+                return self
+            if self._state != "new":
+                raise self._unusable()
+            self._state = "starting"
+        try:
+            self._bring_up(progress or _silent)
+        except BaseException as error:
+            if self._child is not None:
+                self._child.stop(at_once=True)
+            self._settle("failed", error if isinstance(error, EngineError) else None)
+            raise
+        self._watch = threading.Thread(target=self._supervise, name="art-vllm", daemon=True)
+        self._settle("ready")
+        self._watch.start()
+        return self
+
+    def stop(self) -> None:
+        """Stop it, and wait until nothing of it is left. Safe to call twice, and while it starts.
+
+        It may end what it is doing for `Supervision.stop_within`, then it is terminated, then
+        killed, with every process that it started.
+        """
+        self._ended.set()
+        self._look.set()
+        child, watch = self._child, self._watch
+        if child is not None:
+            child.stop()
+        if watch is not None and watch is not threading.current_thread():
+            watch.join()
+        self._settle("stopped")
+
+    def look_now(self) -> None:
+        """Have its health checked at once: a call has just failed."""
+        self._look.set()
+
+    @contextmanager
+    def patiently(self) -> Iterator[None]:
+        """For what keeps the engine silent for long (sleep, wake): no silence is a hang inside."""
+        with self._lock:
+            self._patience += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._patience -= 1
+
+    async def ready(self, timeout: float) -> None:
+        """Return once it can be asked, which is at once unless it is being restarted.
+
+        Raises:
+            EngineDied: it is down for good.
+            EngineError: it is not up after `timeout` seconds, was stopped or never started.
+        """
+        deadline = time.monotonic() + timeout
+        while (state := self._state) != "ready":
+            if state not in ("starting", "restarting"):
+                raise self._unusable()
+            if time.monotonic() > deadline:
+                raise EngineError(
+                    "vLLM is not up again",
+                    got=f"{state} for {timeout:g} s",
+                    fix=f"Ask again later; {self.log} tells how far it is.",
+                )
+            await asyncio.sleep(0.05)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    # Starting
+
+    def _bring_up(self, say: Progress) -> None:
+        """Start a process and wait until it answers; try other ports if its port is taken."""
+        for last in (*[False] * (_PORT_TRIES - 1), True):
+            child = self._spawn()
+            say(f"starting vLLM on port {self._port}; its log is {self.log}")
+            fault = self._await_ready(child, say)
+            if fault is None:
+                return
+            child.stop(at_once=True)
+            if self._ended.is_set():
+                raise EngineError("vLLM was stopped while it started")
+            if last or not fault.is_port_taken:
+                raise self._start_failed(fault)
+
+    def _spawn(self) -> KeptProcess:
+        with self._lock:
+            if self._ended.is_set():
+                raise EngineError("vLLM was stopped while it started")
+            self._port = _free_port()
+            self._child = KeptProcess(
+                [str(self._python), "-m", MODULE, *self.settings.arguments(self._port)],
+                environment=self.settings.variables(os.environ, self._python, self._api_key),
+                folder=self.folder,
+                log=self.log.name,
+                grace=self.supervision.stop_within,
+            )
+            self._starts += 1
+            return self._child
+
+    def _await_ready(self, child: KeptProcess, say: Progress) -> Fault | None:
+        """Wait until `child` answers; what is wrong, if it never does."""
+        begun = told = time.monotonic()
+        while (now := time.monotonic()) - begun < self.supervision.start_within:
+            if (status := child.wait(_STARTING_LOOK_S)) is not None:
+                return find_fault(child.told(), status)
+            if is_ready(self.base_url, self.headers, self.settings.served_name):
+                say(f"vLLM is up after {now - begun:.0f} s")
+                return None
+            if now - told > _LINE_S:
+                told = now
+                say(f"vLLM is starting ({now - begun:.0f} s): {_last_line(child.told())}")
+        return find_fault(child.told(), None)
+
+    # Watching
+
+    def _supervise(self) -> None:
+        """The thread: see that it is alive, restart it if not, give up at some point."""
+        faults: list[float] = []
+        while (why := self._until_fault()) is not None:
+            now = time.monotonic()
+            faults = [t for t in faults if now - t < self.supervision.restarts_within] + [now]
+            self._settle("restarting")
+            _log.warning("vLLM is down: %s; the end of its log:\n%s", why.cause, why.tail)
+            if not self._restart(faults, why):
+                return
+
+    def _until_fault(self) -> Fault | None:
+        """Watch until it ends or hangs; None if it was stopped."""
+        child = self._child
+        assert child is not None
+        answered = time.monotonic()
+        misses = 0
+        patience = self.supervision.hang_after / 3
+        while not self._ended.is_set():
+            if (status := child.wait(0.0)) is not None:
+                return None if self._ended.is_set() else find_fault(child.told(), status)
+            if self._patience or is_responsive(self.base_url, self.headers, within=patience):
+                answered, misses = time.monotonic(), 0
+            else:
+                misses += 1
+            silent = time.monotonic() - answered
+            if misses > 1 and silent > self.supervision.hang_after:
+                fault = find_fault(child.told(), None)
+                child.stop(at_once=True)
+                cause = f"it hung: its engine gave no answer for {silent:.0f} s"
+                return Fault(cause, fault.fix, fault.tail)
+            self._rest(child)
+        return None
+
+    def _rest(self, child: KeptProcess) -> None:
+        """Wait for the next look, or for the end of the child."""
+        until = time.monotonic() + self.supervision.look_every
+        while time.monotonic() < until and not self._look.is_set():
+            if child.wait(0.05) is not None:
+                return
+        self._look.clear()
+
+    def _restart(self, faults: list[float], why: Fault) -> bool:
+        """Bring it up again, pausing longer each time; False if it is down for good or stopped."""
+        while len(faults) <= self.supervision.restarts:
+            if self._ended.wait(self.supervision.first_pause * 2 ** (len(faults) - 1)):
+                return False
+            try:
+                self._bring_up(_log.info)
+                if self._on_restart is not None:
+                    self._on_restart(self)
+            except Exception as error:  # noqa: BLE001 - the edge of the thread; told to all callers
+                if self._ended.is_set():
+                    return False
+                _log.warning("vLLM could not be restarted: %s", error)
+                why = Fault(f"it could not be restarted ({error})", why.fix, why.tail)
+                if self._child is not None:
+                    self._child.stop(at_once=True)
+                faults.append(time.monotonic())
+            else:
+                self._settle("ready")
+                return True
+        count = self.supervision.restarts
+        what = f"vLLM is down: {why.cause}. It was restarted {count} times before"
+        self._settle("failed", EngineDied(what, tail=why.tail, fix=why.fix))
+        return False
+
+    def _settle(self, state: State, fault: EngineError | None = None) -> None:
+        """Enter a state; "stopped" and "failed" are left by nothing but `stop`."""
+        with self._lock:
+            if self._state == "stopped" or (self._ended.is_set() and state != "stopped"):
+                return
+            self._state, self._fault = state, fault or self._fault
+
+    def _unusable(self) -> EngineError:
+        if self._state == "failed" and self._fault is not None:
+            return self._fault
+        return EngineError(
+            "vLLM can't be asked now", got=self._state, fix="Start it, once; a new one if stopped."
+        )
+
+    def _start_failed(self, fault: Fault) -> EngineStartFailed:
+        return EngineStartFailed(
+            f"vLLM did not start: {fault.cause}",
+            tail=fault.tail,
+            fix=f"{fault.fix} The whole log: {self.log}",
+        )
+
+
+def _free_port() -> int:
+    """A port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _last_line(told: str) -> str:
+    lines = told.split("\n")
+    return next((line[:160] for line in reversed(lines) if line.strip()), "nothing told yet")
+
+
+def _silent(line: str) -> None:
+    """Tells nobody."""
