@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from art_core.engine.vllm_settings import RANKS
 from art_core.errors import CheckpointError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM's `--max-lora-rank` can be (config/lora.py of 0.25.1 and 0.32.0)."""
 
 _HEADS = ("lm_head", "embed_tokens", "wte", "embed_out")
 _PLAIN: dict[str, tuple[Any, ...]] = {
