@@ -329,7 +329,10 @@ class Environment:
     api_key: str | None
     """ART_API_KEY."""
     home: Path | None
-    """ART_HOME: where downloaded base models are kept; None means the user's cache folder."""
+    """ART_HOME: where base models and vLLM are kept; None means the user's cache folder."""
+    vllm_python: Path | None
+    """ART_VLLM_PYTHON: the Python that has vLLM, or its environment's folder; None means that one
+    is looked for (see `art_core.engine.runtime`)."""
     ci: bool
     """CI: output is kept as a log, so nothing is drawn over."""
 
@@ -337,10 +340,12 @@ class Environment:
 def environment() -> Environment:
     """Read the environment now."""
     home = os.environ.get("ART_HOME")
+    vllm_python = os.environ.get("ART_VLLM_PYTHON")
     return Environment(
         base_url=os.environ.get("ART_BASE_URL") or None,
         model=os.environ.get("ART_MODEL") or None,
         api_key=os.environ.get("ART_API_KEY") or None,
         home=Path(home) if home else None,
+        vllm_python=Path(vllm_python) if vllm_python else None,
         ci=os.environ.get("CI", "").lower() not in ("", "0", "false"),
     )

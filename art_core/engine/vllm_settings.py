@@ -143,17 +143,21 @@ class VllmSettings:
             python: of vLLM; programs beside it are found first.
             api_key: what requests must carry.
         """
-        kept = {name: value for name, value in ours.items() if not _LEFT_OUT.fullmatch(name)}
         path = f"{python.parent}:{ours.get('PATH', '/usr/local/bin:/usr/bin:/bin')}"
         cache = {"VLLM_CPU_KVCACHE_SPACE": f"{self.cpu_cache_gb:g}"}
         return {
-            **kept,
+            **without_ours(ours),
             **cache,
             **_OPENED,
             "PATH": path,
             "VLLM_API_KEY": api_key,
             **dict(self.environment),
         }
+
+
+def without_ours(variables: Mapping[str, str]) -> dict[str, str]:
+    """`variables` without what is meant for our Python, our training or our services."""
+    return {name: value for name, value in variables.items() if not _LEFT_OUT.fullmatch(name)}
 
 
 def _flag(argument: str) -> str:

@@ -18,6 +18,7 @@ from art_langgraph.cli.console import READER_LEFT, prepare_streams, silence_stdo
 from art_langgraph.cli.models import app as model_commands
 from art_langgraph.cli.quickstart import run_quickstart
 from art_langgraph.cli.rehearse import run_rehearse
+from art_langgraph.cli.setup import app as setup_commands
 from art_langgraph.cli.sft import app as sft_commands
 from art_langgraph.visible import visible
 
@@ -33,6 +34,7 @@ app = typer.Typer(
 app.command("quickstart")(run_quickstart)
 app.command("rehearse")(run_rehearse)
 app.add_typer(model_commands, name="model")
+app.add_typer(setup_commands, name="setup")
 app.add_typer(sft_commands, name="sft")
 
 

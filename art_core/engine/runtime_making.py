@@ -1,0 +1,260 @@
+"""Makes the environment that vLLM runs in.
+
+In: a `Recipe`. Out: `VllmRuntime`, made now or found whole. Killed at any moment, it is made again
+from what was fetched: the stamp that calls it whole is written last. Two at once take turns. Left
+out: finding one (runtime.py), and running pip or uv (installer.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from filelock import FileLock, Timeout
+
+from art_core.engine.installer import Installer, Pip, Uv
+from art_core.engine.kept_process import check_platform
+from art_core.engine.runtime import STAMP, VllmRuntime, is_made, probe, runtimes_folder
+from art_core.engine.runtime_recipe import TORCH_CPU_INDEX, Recipe
+from art_core.errors import RuntimeMissing, SetupError
+
+Progress = Callable[[str], None]
+
+_LOCK_SECONDS = 3600.0
+_INDEX_SECONDS = 6.0
+"""Longest wait for PyTorch's index to say that it is there."""
+_IMPORTS = "import torch, vllm; print('accelerator', torch.version.cuda or torch.version.hip)"
+
+
+def make_runtime(
+    recipe: Recipe,
+    *,
+    folder: Path | None = None,
+    python: str | None = None,
+    home: Path | None = None,
+    progress: Progress | None = None,
+) -> VllmRuntime:
+    """The environment of `recipe`, made if it is not there.
+
+    Args:
+        recipe: what it is made of.
+        folder: where; None means where `find_runtime` looks.
+        python: the Python to make it for, a name or a path; None means ours, or another on PATH.
+        home: as in `find_runtime`.
+        progress: told, in a line each, what takes time.
+
+    Raises:
+        SetupError: it can't be made; the message says what is missing.
+        EngineError: this is Windows.
+    """
+    check_platform()
+    say = progress or _silent
+    target = (folder or runtimes_folder(home) / recipe.folder).expanduser().absolute()
+    if (made := _whole(target, recipe, say)) is not None:
+        return made
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _sole_maker(target, say):
+            return _whole(target, recipe, say) or _make(target, recipe, python, say)
+    except OSError as error:
+        raise SetupError(
+            f"the environment of vLLM can't be made: {error.strerror or error}",
+            got=str(target),
+            expected="a folder that may be written",
+            fix="Choose another by --path, or set ART_HOME.",
+        ) from error
+
+
+def _make(target: Path, recipe: Recipe, python: str | None, say: Progress) -> VllmRuntime:
+    _check_space(target, recipe)
+    begun = time.monotonic()
+    version = choose_python(recipe, python)
+    installer = _begin(target, recipe, version, say)
+    say(f"installing {' '.join(recipe.requirements)} with {installer.name}")
+    installer.install(recipe.requirements)
+    if recipe.removed:
+        installer.remove(recipe.removed)
+    say("importing it once")
+    told = installer.run([str(installer.python), "-c", _IMPORTS])
+    if recipe.torch is not None and "accelerator None" not in told:
+        raise _wrong_torch(recipe, told)
+    _stamp(target, recipe)
+    say(f"vLLM {recipe.version} is ready after {time.monotonic() - begun:.0f} s")
+    return _runtime(target)
+
+
+def _begin(target: Path, recipe: Recipe, python: str, say: Progress) -> Installer:
+    """An empty environment, with the right torch on the way, and who installs the rest."""
+    work = target.parent / f".{target.name}"
+    installers: list[type[Installer]] = [Uv, Pip] if Uv.command() else [Pip]
+    for kind in installers:
+        _empty(target)
+        installer = kind(target, work, say)
+        say(f"making an environment in {target} for {python} with {installer.name}")
+        installer.make(python)
+        if recipe.torch is None or not _brings_cuda(installer, recipe.torch):
+            return installer
+    if _is_reachable(TORCH_CPU_INDEX):
+        say(f"taking {recipe.torch} from {TORCH_CPU_INDEX}")
+        installer.install([recipe.torch], index=TORCH_CPU_INDEX)
+        return installer
+    raise _wrong_torch(recipe, f"{TORCH_CPU_INDEX} can't be reached")
+
+
+def _brings_cuda(installer: Installer, torch: str) -> bool:
+    """True if the index's torch is a build for CUDA: it comes with NVIDIA's libraries."""
+    return any(name.startswith("nvidia-") for name in installer.plan(torch))
+
+
+def choose_python(recipe: Recipe, named: str | None) -> str:
+    """The Python that an environment is made for: the one named, ours, or the first on PATH.
+
+    Raises:
+        SetupError: there is none that vLLM has builds for.
+    """
+    oldest, newest = recipe.pythons
+    ours = sys.executable or "python3"
+    others = [f"python3.{minor}" for minor in (12, 13, 11, 14, 10)]
+    tried = []
+    for python in [named] if named else [ours, *others]:
+        command = shutil.which(python)
+        version = None if command is None else _version_of(Path(command))
+        if command is not None and version is not None and oldest <= version <= newest:
+            return command
+        tried.append(f"{python} ({'.'.join(map(str, version)) if version else 'not there'})")
+    raise SetupError(
+        "vLLM has no build for this Python",
+        got=", ".join(tried),
+        expected=f"Python {oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]}",
+        fix="Install one, and say which by --python.",
+    )
+
+
+def _version_of(python: Path) -> tuple[int, int] | None:
+    if str(python) == sys.executable:
+        return sys.version_info[:2]
+    try:
+        found = probe(python)["python"] or ""
+    except RuntimeMissing:
+        return None
+    major, minor = found.split(".")[:2]
+    return int(major), int(minor)
+
+
+def _whole(target: Path, recipe: Recipe, say: Progress) -> VllmRuntime | None:
+    """The environment at `target` if it was made to the end and still runs."""
+    if not is_made(target, recipe):
+        return None
+    try:
+        return _runtime(target)
+    except RuntimeMissing as error:
+        say(f"{target} is damaged ({error.what}), so it is made again")
+        return None
+
+
+def _runtime(target: Path) -> VllmRuntime:
+    python = target / "bin" / "python"
+    found = probe(python)
+    if found["vllm"] is None:
+        raise RuntimeMissing("vLLM is not in it any more", got=str(target))
+    is_cpu = found["accelerator"] is None
+    return VllmRuntime(python, found["vllm"], found["torch"] or "none", is_cpu, "made")
+
+
+def _empty(target: Path) -> None:
+    """Remove what a killed maker left, or an environment after another recipe; nothing else."""
+    if not target.exists():
+        return
+    if any(target.iterdir()) and not (target / "pyvenv.cfg").is_file():
+        raise SetupError(
+            "the folder holds something else than an environment",
+            got=str(target),
+            expected="an empty folder, or none",
+            fix="Choose another by --path.",
+        )
+    (target / STAMP).unlink(missing_ok=True)  # from here on it is not whole
+    shutil.rmtree(target)
+
+
+def _stamp(target: Path, recipe: Recipe) -> None:
+    """Call the environment whole."""
+    aside = target / f".{STAMP}"
+    with aside.open("w", encoding="utf-8") as file:
+        json.dump({"requirements": list(recipe.requirements)}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(target / STAMP)
+
+
+def _check_space(target: Path, recipe: Recipe) -> None:
+    free = shutil.disk_usage(target.parent).free / 1e9
+    if free < recipe.disk_gb:
+        raise SetupError(
+            "the disk is too small for vLLM",
+            got=f"{free:.1f} GB free in {target.parent}",
+            expected=f"{recipe.disk_gb:g} GB",
+            fix="Free space, choose another folder by --path, or set ART_HOME.",
+        )
+
+
+def _is_reachable(url: str) -> bool:
+    """True if `url` answers within `_INDEX_SECONDS`, name resolution included."""
+    answer: SimpleQueue[bool] = SimpleQueue()
+
+    def ask() -> None:
+        try:
+            with urllib.request.urlopen(f"{url}/torch/", timeout=_INDEX_SECONDS) as page:
+                answer.put(page.status == 200)
+        except (OSError, ValueError):
+            answer.put(False)
+
+    # A socket timeout does not bound the resolution of names, so the thread is left behind.
+    threading.Thread(target=ask, name="art-index-probe", daemon=True).start()
+    try:
+        return answer.get(timeout=_INDEX_SECONDS)
+    except Empty:
+        return False
+
+
+def _wrong_torch(recipe: Recipe, why: str) -> SetupError:
+    return SetupError(
+        f"no torch without CUDA is to be had ({why.strip()[-200:]})",
+        got=recipe.torch,
+        expected="a CPU build",
+        fix=f"Give pip an index that has it, such as {TORCH_CPU_INDEX} (PIP_EXTRA_INDEX_URL).",
+    )
+
+
+@contextmanager
+def _sole_maker(target: Path, say: Progress) -> Iterator[None]:
+    """Hold the lock under which `target` is made."""
+    lock = FileLock(target.parent / f".{target.name}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        say("another process is making the same environment; waiting for it")
+        try:
+            lock.acquire(timeout=_LOCK_SECONDS)
+        except Timeout as error:
+            raise SetupError(
+                f"another process has been making it for {_LOCK_SECONDS:g} s",
+                got=str(target),
+                fix=f"End that process, then try again. The lock is {lock.lock_file}.",
+            ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _silent(line: str) -> None:
+    """Tells nobody."""
