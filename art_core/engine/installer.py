@@ -26,10 +26,10 @@ _LOOK_S, _LINE_S = 0.3, 15.0
 _WITHIN_S = 3600.0
 """Longest that one command may take."""
 _TELLING = re.compile(
-    r"\s*(Downloading \S+ \([\d.]+ ?[MG]i?B\)|Installing collected packages"
-    r"|(Resolved|Prepared|Installed|Uninstalled) \d+ packages?)"
+    r"\s*(Downloading \S+ \((\d{2,}(\.\d+)? ?Mi?B|[\d.]+ ?Gi?B)\)"
+    r"|Installing collected packages|(Resolved|Prepared|Installed|Uninstalled) \d+ packages?)"
 )
-"""What of its lines is worth showing: files of a megabyte and more, and the stages."""
+"""What of its lines is worth showing: files of ten megabytes and more, and the stages."""
 _LEFT_OUT = re.compile(r"PYTHON.*|VIRTUAL_ENV|PIP_(USER|TARGET|PREFIX|ROOT|REQUIRE_VIRTUALENV)")
 """Variables that would lead it into another environment than the one that is made."""
 

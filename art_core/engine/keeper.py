@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import os
 import select
 import signal
@@ -44,21 +45,20 @@ def keep(record: Path, grace: float, command: list[str]) -> int:
         sys.stderr.write(f"{command[0]} can't be run: {error}\n")
         return NOT_STARTED
     _write_record(record, owner, main.pid)
-    ending: list[tuple[float, int, int]] = []  # (when, to whom, which signal), the next one first
-    is_ending, status = False, None
+    ends_at = math.inf  # then the whole group is terminated, and killed a second later
+    is_terminated, status = False, None
     while status is None:
-        if not is_ending and (patience := _asked_to_end(owner, woken, grace)) is not None:
-            is_ending, now = True, time.monotonic()
-            ending = [
-                (now, main.pid, signal.SIGTERM),
-                (now + patience, -main.pid, signal.SIGTERM),
-                (now + patience + 1.0, -main.pid, signal.SIGKILL),
-            ]
-        elif is_ending:
-            select.select([woken], [], [], 0.05)
-        while ending and time.monotonic() >= ending[0][0]:
-            _signal(*ending.pop(0)[1:])
-        _drain(woken)
+        wish = _wish(owner, woken, grace, within=0.5 if ends_at == math.inf else 0.05)
+        now = time.monotonic()
+        if wish is not None:
+            if ends_at == math.inf:
+                _signal(main.pid, signal.SIGTERM)
+            ends_at = min(ends_at, now + wish)  # a stop gets shorter if nobody waits any more
+        if now >= ends_at and not is_terminated:
+            is_terminated = True
+            _signal(-main.pid, signal.SIGTERM)
+        if now >= ends_at + 1.0:
+            _signal(-main.pid, signal.SIGKILL)
         status = _reap(main.pid)
     _end_group(main.pid)
     record.unlink(missing_ok=True)
@@ -107,17 +107,25 @@ def start_of(pid: int) -> str | None:
     return shown.stdout.strip() or None
 
 
-def _asked_to_end(owner: int, woken: int, grace: float) -> float | None:
-    """Wait a moment; the seconds of grace if the program is to end now, else None."""
-    ready, _, _ = select.select([0, woken], [], [], 0.5)
+def _wish(owner: int, woken: int, grace: float, *, within: float) -> float | None:
+    """Wait for something to happen; the seconds of grace if the program is to end, else None."""
+    ready, _, _ = select.select([woken, *_line], [], [], within)
+    with suppress(BlockingIOError):
+        os.read(woken, 4096)
     if 0 in ready:
-        return {b"t": grace, b"k": 0.0}.get(os.read(0, 1), ORPHAN_GRACE)
-    if os.getppid() != owner:  # a fork of our owner holds the pipe open, but the owner is gone
+        word = os.read(0, 1)
+        if not word:
+            _line.clear()
+        return {b"t": grace, b"k": 0.0}.get(word, ORPHAN_GRACE)
+    if os.getppid() != owner:  # a fork of our owner holds the line open, but the owner is gone
         return ORPHAN_GRACE
     return grace if _signals & {signal.SIGTERM, signal.SIGINT, signal.SIGHUP} else None
 
 
+_line = [0]
+"""The file that our owner speaks through, until it is closed."""
 _signals: set[int] = set()
+"""Those that came."""
 
 
 def _wake_on_signals() -> int:
@@ -129,11 +137,6 @@ def _wake_on_signals() -> int:
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda got, _frame: _signals.add(got))
     return readable
-
-
-def _drain(woken: int) -> None:
-    with suppress(BlockingIOError):
-        os.read(woken, 4096)
 
 
 def _reap(main: int) -> int | None:

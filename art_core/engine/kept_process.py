@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +22,8 @@ _KEEPER = Path(__file__).with_name("keeper.py")
 _LONGEST_LOG = 10_000_000
 """Bytes of log above which a start puts it aside, as `<name>.1`."""
 _CLEAR_SECONDS = 30.0
+_END_SECONDS = 15.0
+"""Longest that the keeper may take beyond the grace."""
 
 
 class KeptProcess:
@@ -56,9 +59,11 @@ class KeptProcess:
         self.log = folder / log
         self._log_start = _room_in(self.log)
         self._grace = grace
+        self._line = threading.Lock()  # to the keeper; its number is another file's once closed
         with self.log.open("ab") as out:
             self._keeper = subprocess.Popen(
                 [*_keeper(), str(self._record), str(grace), *command],
+                bufsize=0,
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -76,6 +81,7 @@ class KeptProcess:
             status = self._keeper.wait(timeout)
         except subprocess.TimeoutExpired:
             return None
+        self._hang_up()
         if status < 0:  # the keeper itself was killed
             clear_leftovers(self._record)
         return 128 - status if status > 128 else status
@@ -86,15 +92,21 @@ class KeptProcess:
         Args:
             at_once: don't wait for it to stop by itself.
         """
-        with suppress(OSError, ValueError):  # it has ended already, or somebody else stops it
-            assert self._keeper.stdin is not None
-            os.write(self._keeper.stdin.fileno(), b"k" if at_once else b"t")
-        if self.wait(self._grace + 15.0) is None:
+        self._say(b"k" if at_once else b"t")
+        if self.wait(self._grace + _END_SECONDS) is None:
             self._keeper.kill()
-            self.wait(5.0)
-        with suppress(OSError):
-            assert self._keeper.stdin is not None
-            self._keeper.stdin.close()
+            self.wait(_END_SECONDS)
+
+    def _say(self, word: bytes) -> None:
+        """Tell the keeper, if it is there."""
+        with self._line, suppress(OSError):
+            if self._keeper.stdin is not None and not self._keeper.stdin.closed:
+                self._keeper.stdin.write(word)
+
+    def _hang_up(self) -> None:
+        with self._line, suppress(OSError):
+            if self._keeper.stdin is not None:
+                self._keeper.stdin.close()
 
     def told(self) -> str:
         """What it has written to its log since it was started; of much only the end."""

@@ -138,12 +138,13 @@ _ENDED = {
 }
 
 
-def find_fault(told: str, status: int | None) -> Fault:
-    """What is known of why vLLM ended.
+def find_fault(told: str, status: int | None, *, otherwise: str = "") -> Fault:
+    """What is known of why vLLM ended, or does not answer.
 
     Args:
         told: its log since the start.
         status: how it ended, negative for a signal; None if it has not.
+        otherwise: the cause if none is known.
     """
     tail = "\n".join(told.splitlines()[-TAIL_LINES:])
     for known in _KNOWN:
@@ -153,9 +154,10 @@ def find_fault(told: str, status: int | None) -> Fault:
             return Fault(cause, known.fix, tail, is_port_taken=known.cause == _PORT_TAKEN)
     if status in _ENDED:
         return Fault(*_ENDED[status], tail)
-    ended = "it did not end" if status is None else _in_words(status)
-    return Fault(ended, "Its whole log may say more.", tail)
+    return Fault(otherwise or _in_words(status), "The log may say more.", tail)
 
 
-def _in_words(status: int) -> str:
+def _in_words(status: int | None) -> str:
+    if status is None:
+        return "it does not answer"
     return f"it was ended by signal {-status}" if status < 0 else f"it ended with status {status}"

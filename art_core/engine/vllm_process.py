@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,24 +20,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from art_core.engine.kept_process import KeptProcess
-from art_core.engine.vllm_faults import Fault, find_fault
-from art_core.engine.vllm_health import is_ready, is_responsive
+from art_core.engine.vllm_faults import Fault
+from art_core.engine.vllm_server import LOG, Progress, VllmServer
 from art_core.engine.vllm_settings import VllmSettings
 from art_core.errors import EngineDied, EngineError, EngineStartFailed
 
 _log = logging.getLogger(__name__)
 
 State = Literal["new", "starting", "ready", "restarting", "failed", "stopped"]
-Progress = Callable[[str], None]
-
-MODULE = "vllm.entrypoints.openai.api_server"
-"""What is run; the `vllm` command of CPU builds looks for a distribution that they are not."""
 _PORT_TRIES = 3
-_STARTING_LOOK_S = 0.2
-"""Between two looks whether a starting server is up."""
-_LINE_S = 10.0
-"""Between two lines of progress."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +39,10 @@ class Supervision:
     """A start that takes longer has failed. Big models load for minutes."""
     look_every: float = 1.0
     """Between two health checks."""
-    hang_after: float = 20.0
+    hang_after: float = 30.0
     """Without an answer from its engine for so long, it hangs. An answer comes between two steps of
-    the model, so this is longer than the longest step."""
+    the model, so this must be longer than the longest step: on a CPU that is minutes for a model of
+    some size."""
     stop_within: float = 10.0
     """It may take so long to stop by itself."""
     restarts: int = 3
@@ -93,8 +83,7 @@ class VllmProcess:
         self._api_key = secrets.token_hex(16)
         self._lock = threading.Lock()  # guards what follows
         self._state: State = "new"
-        self._child: KeptProcess | None = None
-        self._port = 0
+        self._server: VllmServer | None = None
         self._starts = 0
         self._fault: EngineError | None = None
         self._patience = 0  # how many blocks of `patiently` are open
@@ -111,8 +100,8 @@ class VllmProcess:
 
     @property
     def base_url(self) -> str:
-        """Like "http://127.0.0.1:5000", without "/v1". A restart changes it: ask for each call."""
-        return f"http://127.0.0.1:{self._port}"
+        """Like "http://127.0.0.1:5000", "" before the start; a restart changes it."""
+        return "" if self._server is None else self._server.base_url
 
     @property
     def headers(self) -> dict[str, str]:
@@ -127,7 +116,7 @@ class VllmProcess:
     @property
     def log(self) -> Path:
         """Its log, over all starts."""
-        return self.folder / "vllm.log"
+        return self.folder / LOG
 
     # What is done with it
 
@@ -150,8 +139,8 @@ class VllmProcess:
         try:
             self._bring_up(progress or _silent)
         except BaseException as error:
-            if self._child is not None:
-                self._child.stop(at_once=True)
+            if self._server is not None:
+                self._server.stop(at_once=True)
             self._settle("failed", error if isinstance(error, EngineError) else None)
             raise
         self._watch = threading.Thread(target=self._supervise, name="art-vllm", daemon=True)
@@ -167,9 +156,10 @@ class VllmProcess:
         """
         self._ended.set()
         self._look.set()
-        child, watch = self._child, self._watch
-        if child is not None:
-            child.stop()
+        with self._lock:  # from here on no server is started
+            server, watch = self._server, self._watch
+        if server is not None:
+            server.stop()
         if watch is not None and watch is not threading.current_thread():
             watch.join()
         self._settle("stopped")
@@ -197,8 +187,9 @@ class VllmProcess:
             EngineError: it is not up after `timeout` seconds, was stopped or never started.
         """
         deadline = time.monotonic() + timeout
-        while (state := self._state) != "ready":
-            if state not in ("starting", "restarting"):
+        while not self._is_up():
+            state = self._state
+            if state not in ("starting", "ready", "restarting"):
                 raise self._unusable()
             if time.monotonic() > deadline:
                 raise EngineError(
@@ -219,52 +210,39 @@ class VllmProcess:
     ) -> None:
         self.stop()
 
-    # Starting
+    # In the thread that starts it
 
     def _bring_up(self, say: Progress) -> None:
-        """Start a process and wait until it answers; try other ports if its port is taken."""
-        for last in (*[False] * (_PORT_TRIES - 1), True):
-            child = self._spawn()
-            say(f"starting vLLM on port {self._port}; its log is {self.log}")
-            fault = self._await_ready(child, say)
+        """Start a server and wait until it answers; take other ports if its port is taken."""
+        for tries_left in reversed(range(_PORT_TRIES)):
+            server = self._spawn()
+            say(f"starting vLLM at {server.base_url}; its log is {self.log}")
+            fault = server.await_ready(
+                within=self.supervision.start_within, say=say, given_up=self._ended
+            )
             if fault is None:
                 return
-            child.stop(at_once=True)
+            server.stop(at_once=True)
             if self._ended.is_set():
-                raise EngineError("vLLM was stopped while it started")
-            if last or not fault.is_port_taken:
+                raise _stopped_while_starting()
+            if not fault.is_port_taken or not tries_left:
                 raise self._start_failed(fault)
 
-    def _spawn(self) -> KeptProcess:
+    def _spawn(self) -> VllmServer:
         with self._lock:
             if self._ended.is_set():
-                raise EngineError("vLLM was stopped while it started")
-            self._port = _free_port()
-            self._child = KeptProcess(
-                [str(self._python), "-m", MODULE, *self.settings.arguments(self._port)],
-                environment=self.settings.variables(os.environ, self._python, self._api_key),
+                raise _stopped_while_starting()
+            self._server = VllmServer(
+                self.settings,
+                python=self._python,
                 folder=self.folder,
-                log=self.log.name,
+                api_key=self._api_key,
                 grace=self.supervision.stop_within,
             )
             self._starts += 1
-            return self._child
+            return self._server
 
-    def _await_ready(self, child: KeptProcess, say: Progress) -> Fault | None:
-        """Wait until `child` answers; what is wrong, if it never does."""
-        begun = told = time.monotonic()
-        while (now := time.monotonic()) - begun < self.supervision.start_within:
-            if (status := child.wait(_STARTING_LOOK_S)) is not None:
-                return find_fault(child.told(), status)
-            if is_ready(self.base_url, self.headers, self.settings.served_name):
-                say(f"vLLM is up after {now - begun:.0f} s")
-                return None
-            if now - told > _LINE_S:
-                told = now
-                say(f"vLLM is starting ({now - begun:.0f} s): {_last_line(child.told())}")
-        return find_fault(child.told(), None)
-
-    # Watching
+    # In the thread that watches it
 
     def _supervise(self) -> None:
         """The thread: see that it is alive, restart it if not, give up at some point."""
@@ -279,32 +257,29 @@ class VllmProcess:
 
     def _until_fault(self) -> Fault | None:
         """Watch until it ends or hangs; None if it was stopped."""
-        child = self._child
-        assert child is not None
-        answered = time.monotonic()
-        misses = 0
-        patience = self.supervision.hang_after / 3
+        server = self._server
+        assert server is not None
+        answered, misses = time.monotonic(), 0
         while not self._ended.is_set():
-            if (status := child.wait(0.0)) is not None:
-                return None if self._ended.is_set() else find_fault(child.told(), status)
-            if self._patience or is_responsive(self.base_url, self.headers, within=patience):
+            if (fault := server.ended()) is not None:
+                return None if self._ended.is_set() else fault
+            if self._patience or server.answers(within=self.supervision.hang_after / 3):
                 answered, misses = time.monotonic(), 0
             else:
-                misses += 1
+                misses += 1  # two at least: the first may have met a machine that was asleep
             silent = time.monotonic() - answered
             if misses > 1 and silent > self.supervision.hang_after:
-                fault = find_fault(child.told(), None)
-                child.stop(at_once=True)
-                cause = f"it hung: its engine gave no answer for {silent:.0f} s"
-                return Fault(cause, fault.fix, fault.tail)
-            self._rest(child)
+                fault = server.fault(f"it hung: its engine gave no answer for {silent:.0f} s")
+                server.stop(at_once=True)
+                return fault
+            self._rest(server)
         return None
 
-    def _rest(self, child: KeptProcess) -> None:
-        """Wait for the next look, or for the end of the child."""
+    def _rest(self, server: VllmServer) -> None:
+        """Wait for the next look, or for the end of the server."""
         until = time.monotonic() + self.supervision.look_every
         while time.monotonic() < until and not self._look.is_set():
-            if child.wait(0.05) is not None:
+            if server.ended(within=0.05) is not None:
                 return
         self._look.clear()
 
@@ -322,8 +297,8 @@ class VllmProcess:
                     return False
                 _log.warning("vLLM could not be restarted: %s", error)
                 why = Fault(f"it could not be restarted ({error})", why.fix, why.tail)
-                if self._child is not None:
-                    self._child.stop(at_once=True)
+                if self._server is not None:
+                    self._server.stop(at_once=True)
                 faults.append(time.monotonic())
             else:
                 self._settle("ready")
@@ -332,6 +307,11 @@ class VllmProcess:
         what = f"vLLM is down: {why.cause}. It was restarted {count} times before"
         self._settle("failed", EngineDied(what, tail=why.tail, fix=why.fix))
         return False
+
+    def _is_up(self) -> bool:
+        """True if it can be asked, as far as can be seen without asking it."""
+        server = self._server
+        return self._state == "ready" and server is not None and server.ended() is None
 
     def _settle(self, state: State, fault: EngineError | None = None) -> None:
         """Enter a state; "stopped" and "failed" are left by nothing but `stop`."""
@@ -342,7 +322,7 @@ class VllmProcess:
 
     def _unusable(self) -> EngineError:
         if self._state == "failed" and self._fault is not None:
-            return self._fault
+            return self._fault.with_traceback(None)  # raised again and again, it would grow
         return EngineError(
             "vLLM can't be asked now", got=self._state, fix="Start it, once; a new one if stopped."
         )
@@ -355,16 +335,8 @@ class VllmProcess:
         )
 
 
-def _free_port() -> int:
-    """A port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _last_line(told: str) -> str:
-    lines = told.split("\n")
-    return next((line[:160] for line in reversed(lines) if line.strip()), "nothing told yet")
+def _stopped_while_starting() -> EngineError:
+    return EngineError("vLLM was stopped while it started", fix="Start a new one.")
 
 
 def _silent(line: str) -> None:
