@@ -258,7 +258,7 @@ class VllmConfig(_Config):
     kept_adapters: int = Field(8, ge=2)
     """Adapters kept loaded in the machine's memory; of those at rest the longest unasked goes."""
     gpu_share: float | None = Field(None, gt=0.0, le=1.0)
-    """Of the GPU's memory. None: 0.9 if it sleeps while a step is trained, else 0.45."""
+    """Of the GPU's memory. None: what the trainer's weights leave, or half of it if it stays."""
     while_training: Literal["sleep", "stay"] = "sleep"
     """Whether it gives the GPU's memory back while a step is trained, or both fit. On a CPU, and
     with `devices` of its own, it stays."""

@@ -19,6 +19,7 @@ from art_core.errors import CheckpointError
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 _HEADS = ("lm_head", "embed_tokens", "wte", "embed_out")
+_LINEAR = ("q_proj.weight", "o_proj.weight", "down_proj.weight", "query_key_value.weight")
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "use_dora": (None, False),
     "lora_bias": (None, False),
@@ -64,9 +65,7 @@ def read_adapter(folder: Path) -> AdapterFiles:
     try:
         config = json.loads((folder / CONFIG).read_text("utf-8"))
         int(config["r"])
-        with (folder / WEIGHTS).open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        shapes = {n: tuple(e["shape"]) for n, e in header.items() if n != "__metadata__"}
+        shapes = _shapes(folder / WEIGHTS)
     except (OSError, ValueError, LookupError, TypeError, MemoryError, OverflowError) as error:
         raise CheckpointError(
             f"adapter can't be read ({error})",
@@ -75,6 +74,52 @@ def read_adapter(folder: Path) -> AdapterFiles:
             fix="Choose another step.",
         ) from error
     return AdapterFiles(folder, config, shapes)
+
+
+def weight_shapes(base: Path) -> dict[str, tuple[int, ...]]:
+    """Shapes of the weights in a base model's folder, by name; none if they are quantised."""
+    config = json.loads((base / "config.json").read_text("utf-8"))
+    if "quantization_config" in config:
+        return {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in sorted(base.glob("*.safetensors")):
+        shapes |= _shapes(path)
+    return shapes
+
+
+def write_null_adapter(folder: Path, base: Mapping[str, tuple[int, ...]]) -> None:
+    """Write an adapter into `folder` that changes nothing: rank 1 and all zero, on one layer.
+
+    Args:
+        base: shapes of the base model's weights.
+
+    Raises:
+        CheckpointError: no layer is known to take one.
+    """
+    layers = [name for name in base if name.endswith(_LINEAR)]
+    if not layers:
+        raise CheckpointError(
+            "the base model has no layer that is known to take an adapter",
+            got=sorted(base)[:3],
+            expected=f"weights that end in one of {_LINEAR}",
+            fix="Serve it with the embedded engine.",
+        )
+    layer, (wide, deep) = layers[0].removesuffix(".weight"), base[layers[0]]
+    folder.mkdir(parents=True)
+    config = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "bias": "none"}
+    config["target_modules"] = [layer.rpartition(".")[2]]
+    (folder / CONFIG).write_text(json.dumps(config), "utf-8")
+    header, end = {}, 0
+    for part, shape in (("A", (1, deep)), ("B", (wide, 1))):
+        size = 4 * shape[0] * shape[1]
+        header[f"base_model.model.{layer}.lora_{part}.weight"] = {
+            "dtype": "F32",
+            "shape": shape,
+            "data_offsets": (end, end + size),
+        }
+        end += size
+    text = json.dumps(header).encode()
+    (folder / WEIGHTS).write_bytes(len(text).to_bytes(8, "little") + text + bytes(end))
 
 
 def allowed_rank(rank: int) -> int:
@@ -114,6 +159,13 @@ def check_servable(
         )
 
 
+def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Of the tensors in a safetensors file: eight bytes of length N, then N of JSON."""
+    with path.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return {name: tuple(e["shape"]) for name, e in header.items() if name != "__metadata__"}
+
+
 def _fault(adapter: AdapterFiles, max_rank: int) -> str | None:
     config = adapter.config
     if saved := config.get("modules_to_save"):
@@ -137,8 +189,8 @@ def _misfit(adapter: AdapterFiles, base: Mapping[str, tuple[int, ...]]) -> str |
     for key, shape in adapter.shapes.items():
         path, _, part = key.removeprefix("base_model.model.").partition(".lora_")
         weight = base.get(f"{path}.weight")
-        if weight is None:
-            return f"{path} is no layer of the base model"
+        if weight is None:  # files may name layers otherwise than the model in memory does
+            continue
         mine, theirs = (shape[-1], weight[-1]) if part[0] == "A" else (shape[0], weight[0])
         if mine != theirs:
             return f"{key} is {list(shape)}, and {path}.weight {list(weight)}"

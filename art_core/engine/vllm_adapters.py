@@ -15,21 +15,30 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from art_core.engine.adapter_files import CONFIG, WEIGHTS, check_servable, read_adapter
+from art_core.engine.adapter_files import (
+    CONFIG,
+    WEIGHTS,
+    check_servable,
+    read_adapter,
+    write_null_adapter,
+)
 from art_core.engine.base import AdapterRef
 from art_core.engine.vllm_http import EngineUnreachable, Refused, VllmHttp
-from art_core.errors import EngineError
-from art_core.sealed import file_sha256
+from art_core.errors import CheckpointError, EngineError
+from art_core.sealed import file_sha256, sealed_sha256
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+_BASE = AdapterRef("", 0)
+"""The stand-in for the base model; no model can have its name."""
 
 
 @dataclass(eq=False)
@@ -59,6 +68,9 @@ class AdapterShelf:
         slots: adapters kept loaded; of those that no call needs the longest unasked goes.
         max_rank: what vLLM was started with.
         base_shapes: of the base model's weights, to compare with; None: not compared.
+        stand_in: calls of the base model go through an adapter that changes nothing. The CPU build
+            of vLLM 0.32.0 puts the adapter of its last slot on them, where they are in one batch
+            with calls of adapters (`lora_ops.py` indexes by -1).
     """
 
     def __init__(
@@ -68,7 +80,8 @@ class AdapterShelf:
         *,
         slots: int,
         max_rank: int,
-        base_shapes: dict[str, tuple[int, ...]] | None = None,
+        base_shapes: Mapping[str, tuple[int, ...]] | None = None,
+        stand_in: bool = False,
     ) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -80,10 +93,15 @@ class AdapterShelf:
         self._loading: dict[AdapterRef, Future[None]] = {}
         self._left: list[Loaded] = []
         """Replaced or forgotten while calls need them."""
+        if stand_in:
+            path = folder / "base"
+            write_null_adapter(path, base_shapes or {})
+            self._paths[_BASE] = path
 
     def known(self) -> list[AdapterRef]:
         """The adapters that can be asked for."""
-        return sorted(self._paths, key=lambda ref: (ref.model, ref.step))
+        refs = [ref for ref in list(self._paths) if ref != _BASE]
+        return sorted(refs, key=lambda ref: (ref.model, ref.step))
 
     def add(self, ref: AdapterRef, path: Path) -> None:
         """Make `ref` known; it is loaded when it is first needed.
@@ -115,6 +133,8 @@ class AdapterShelf:
         Raises:
             EngineError: it is not known, or could not be loaded.
         """
+        if ref is None and _BASE in self._paths:
+            ref = _BASE
         if ref is None:
             yield None
             return
@@ -126,6 +146,11 @@ class AdapterShelf:
                 taken.users -= 1
             if self._has_waste():
                 await self._tidy()
+
+    def renew(self, ref: AdapterRef) -> None:
+        """`ref` is loaded again, under another name, when it is next needed."""
+        with self._lock:
+            self._retire(ref)
 
     def lost(self, name: str) -> None:
         """vLLM does not know `name` (any more): it is loaded again when it is next needed."""
@@ -209,8 +234,17 @@ class AdapterShelf:
         folder.mkdir()
         for name in (CONFIG, WEIGHTS):
             _link(path / name, folder / name)
+        sha256, sealed = file_sha256(folder / WEIGHTS), sealed_sha256(path, WEIGHTS)
+        if sealed not in (None, sha256):
+            shutil.rmtree(folder)
+            raise CheckpointError(
+                f"checkpoint {path} can't be served",
+                got=f"{WEIGHTS} with the SHA-256 {sha256[:12]}...",
+                expected=f"{str(sealed)[:12]}..., with which it was saved",
+                fix="Choose another step.",
+            )
         start = self._http.server.starts
-        return Loaded(ref, f"{ref}-{key[:12]}", folder, file_sha256(folder / WEIGHTS), start)
+        return Loaded(ref, f"{ref}-{key[:12]}", folder, sha256, start)
 
     def _retire(self, ref: AdapterRef) -> None:
         """Under the lock: what is loaded as `ref` is not given out again."""

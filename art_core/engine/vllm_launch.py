@@ -1,4 +1,4 @@
-"""vLLM started as our engine: its settings, its process, the adapters' shelf, and the engine on top.
+"""vLLM started as our engine: settings, process, the shelf of adapters, and the engine on top.
 
 In: a base model's folder, and `EngineConfig.vllm`. Out: a `VllmEngine` that answers. Left out:
 which Python has vLLM (runtime.py) and how the process is kept alive (vllm_process.py).
@@ -7,32 +7,40 @@ which Python has vLLM (runtime.py) and how the process is kept alive (vllm_proce
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
 from art_core.config import VllmConfig
 from art_core.engine import inside_vllm
+from art_core.engine.adapter_files import allowed_rank, weight_shapes
 from art_core.engine.base import Tokenizer
+from art_core.engine.runtime import VllmRuntime
 from art_core.engine.vllm import VllmEngine
 from art_core.engine.vllm_adapters import AdapterShelf
 from art_core.engine.vllm_http import VllmHttp
 from art_core.engine.vllm_process import Progress, Supervision, VllmProcess
-from art_core.engine.vllm_settings import RANKS, VllmSettings
+from art_core.engine.vllm_settings import VllmSettings
 from art_core.engine.vllm_wire import DOOR
 
+_SLACK = 0.04
+"""Share of a GPU's memory that is left for its driver and for what the trainer rounds up."""
 _SERVED_NAME = "base"
 """Inside vLLM; what clients ask for is our endpoint's business."""
 
 
 def vllm_settings(
-    path: Path, config: VllmConfig, *, rank: int, context_length: int, has_gpu: bool
+    path: Path,
+    config: VllmConfig,
+    *,
+    rank: int,
+    context_length: int,
+    free_share: float | None,
 ) -> VllmSettings:
     """How vLLM is started for the base model in `path`.
 
     Args:
         rank: of the adapters, if the settings name none.
         context_length: what the base model was made for.
-        has_gpu: it will run on one.
+        free_share: of the GPU's memory, what the trainer leaves; None: there is no GPU.
 
     Raises:
         ConfigError: settings that vLLM can't have.
@@ -40,7 +48,10 @@ def vllm_settings(
     variables = {"PYTHONPATH": str(Path(inside_vllm.__file__).parent)}
     if config.devices is not None:
         variables["CUDA_VISIBLE_DEVICES"] = config.devices
-    own = ("--middleware", DOOR, "--structured-outputs-config", json.dumps({"backend": "guidance"}))
+    own = ["--middleware", DOOR, "--structured-outputs-config", json.dumps({"backend": "guidance"})]
+    if free_share is None and "--block-size" not in config.extra_args:
+        own += ["--block-size", "32"]  # 128 by default: most prompts would not be kept
+    has_gpu = free_share is not None
     dtype = "float32" if config.dtype == "auto" and not has_gpu else config.dtype
     return VllmSettings(
         model=path,
@@ -49,9 +60,7 @@ def vllm_settings(
         max_cpu_loras=max(config.kept_adapters, config.max_adapters),
         lora_rank=config.max_rank or rank,
         max_model_len=min(config.context_length or context_length, context_length),
-        gpu_memory_utilization=(config.gpu_share or (0.9 if sleeps(config, has_gpu) else 0.45))
-        if has_gpu
-        else None,
+        gpu_memory_utilization=_gpu_share(config, free_share),
         dtype=dtype,
         sleep_mode=sleeps(config, has_gpu),
         cpu_cache_gb=config.cpu_cache_gb,
@@ -65,15 +74,24 @@ def sleeps(config: VllmConfig, has_gpu: bool) -> bool:
     return has_gpu and config.devices is None and config.while_training == "sleep"
 
 
+def _gpu_share(config: VllmConfig, free: float | None) -> float | None:
+    """Of the GPU's memory: what is free while vLLM sleeps during a step, half of it if it stays."""
+    if free is None or config.gpu_share is not None:
+        return config.gpu_share
+    if config.devices is not None:
+        return None  # its own choice, on GPUs of its own
+    whole = free - _SLACK
+    return max(0.05, whole if config.while_training == "sleep" else whole / 2)
+
+
 def start_vllm(
     settings: VllmSettings,
     tokenizer: Tokenizer,
     *,
-    python: Path,
+    runtime: VllmRuntime,
     folder: Path,
     base_model: str,
     vocab_size: int,
-    base_shapes: Mapping[str, tuple[int, ...]] | None = None,
     supervision: Supervision | None = None,
     progress: Progress | None = None,
 ) -> VllmEngine:
@@ -84,21 +102,21 @@ def start_vllm(
         folder: of this vLLM alone, for its log and its adapters' files.
         base_model: the name that the engine has above.
         vocab_size: ids that the model has.
-        base_shapes: of the base model's weights, which adapters are compared with.
 
     Raises:
         EngineStartFailed: it did not come up; with the cause, where it is known.
     """
     assert settings.max_model_len is not None
-    process = VllmProcess(settings, python=python, folder=folder, supervision=supervision)
+    process = VllmProcess(settings, python=runtime.python, folder=folder, supervision=supervision)
     process.start(progress)
     http = VllmHttp(process)
     shelf = AdapterShelf(
         http,
         folder / "adapters",
         slots=settings.max_cpu_loras or settings.max_loras,
-        max_rank=next(rank for rank in RANKS if rank >= settings.lora_rank),
-        base_shapes=base_shapes,
+        max_rank=allowed_rank(settings.lora_rank),
+        base_shapes=weight_shapes(settings.model),
+        stand_in=runtime.is_cpu,
     )
     return VllmEngine(
         process,

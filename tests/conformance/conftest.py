@@ -17,18 +17,30 @@ pytest.importorskip("torch", reason="art-langgraph[train] is not installed")
 from art_core.config import VllmConfig
 from art_core.engine.base import AdapterRef
 from art_core.engine.openai_routes import ChatService, ModelRegistry, create_app
+from art_core.engine.runtime import VllmRuntime, find_runtime
 from art_core.engine.serving import LoopbackServer
 from art_core.engine.tokenizer import HFTokenizer
 from art_core.engine.vllm import VllmEngine
 from art_core.engine.vllm_launch import start_vllm, vllm_settings
+from art_core.errors import RuntimeMissing
 from art_core.records import RecordStore
-from tests.conformance.vllm_python import vllm_python
 from tests.engine.conformance import Served
 from tests.engine.house import NAMES, Plain, write_adapters
 
 NOISE = 2e-3
 """Nats: vLLM's float32 kernels against torch's, through 30 layers."""
 CONTEXT = 1024
+
+
+def runtime() -> VllmRuntime:
+    """The CPU build of vLLM, or a skip."""
+    try:
+        found = find_runtime()
+    except RuntimeMissing as error:
+        pytest.skip(f"no environment with vLLM: {error}")
+    if not found.is_cpu:
+        pytest.skip(f"not on this platform: {found.python} has vLLM for GPUs")
+    return found
 
 
 class VllmHouse:
@@ -42,11 +54,11 @@ class VllmHouse:
             extra_args=("--enforce-eager", "--max-num-seqs", "32"),
             environment=(("OMP_NUM_THREADS", "1"), ("VLLM_CPU_OMP_THREADS_BIND", "nobind")),
         )
-        settings = vllm_settings(base, config, rank=4, context_length=8192, has_gpu=False)
+        settings = vllm_settings(base, config, rank=4, context_length=8192, free_share=None)
         self.engine: VllmEngine = start_vllm(
             settings,
             HFTokenizer(base),
-            python=vllm_python(),
+            runtime=runtime(),
             folder=folder,
             base_model="base",
             vocab_size=49152,
@@ -74,6 +86,7 @@ class VllmHouse:
             context_length=CONTEXT,
             eos_ids=self.engine.tokenizer.eos_ids,
             decode=self.engine.tokenizer.decode,
+            block=32,
         )
 
     def close(self) -> None:
