@@ -60,7 +60,7 @@ class VllmEngine:
         self.context_length = context_length
         self.tokenizer = tokenizer
         self.shelf = shelf
-        self._server = server
+        self.server = server
         self._vocab_size = vocab_size
         self._http = http
         self._awake = Gate()
@@ -74,7 +74,7 @@ class VllmEngine:
 
         Raises:
             ContextOverflow: the prompt leaves no room for a token.
-            ConfigError: a temperature that vLLM can't sample at.
+            ApiError: a temperature that vLLM can't sample at.
         """
         self._check(request)
         given = False
@@ -89,7 +89,7 @@ class VllmEngine:
                 except (EngineUnreachable, _NotLoaded) as error:
                     if given or is_last or self._is_closed:
                         raise self._ended(error) from error
-                await self._server.ready(_READY_SECONDS)
+                await self.server.ready(_READY_SECONDS)
 
     async def score(self, adapter: AdapterRef | None, ids: Ids) -> Logprobs:
         """[T - 1] natural-log probabilities of ids[1:], each after those before it, at T = 1.
@@ -175,7 +175,7 @@ class VllmEngine:
     async def close(self) -> None:
         """As `base.Engine.close`."""
         self._is_closed = True
-        await asyncio.to_thread(self._server.stop)
+        await asyncio.to_thread(self.server.stop)
         self.shelf.close()
 
     # How it is done
@@ -251,16 +251,16 @@ class VllmEngine:
             await asyncio.sleep(_DRAIN_LOOK_SECONDS)
 
     async def _sleep(self) -> None:
-        with self._server.patiently():
+        with self.server.patiently():
             await self._http.post("/sleep?level=1&mode=wait")
 
     async def _wake(self) -> None:
         """Awake, with nothing in its caches. One that died meanwhile comes back awake."""
-        with self._server.patiently():
+        with self.server.patiently():
             try:
                 await self._http.post("/wake_up")
             except EngineUnreachable:
-                await self._server.ready(_READY_SECONDS)
+                await self.server.ready(_READY_SECONDS)
             await self.forget_prompts()
 
 

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from art_core.calls import Ids, Logprobs, Sampling
+from art_core.engine.api_errors import ApiError
 from art_core.engine.base import GenerateRequest
-from art_core.errors import ConfigError, EngineError
+from art_core.errors import EngineError
 
 PATH = "/art/generate"
 DOOR = "art_token_door.TokenDoor"
@@ -58,7 +59,7 @@ def generate_body(
         room: tokens that fit behind the prompt, at least 1.
 
     Raises:
-        ConfigError: a temperature that vLLM would change.
+        ApiError: a temperature that vLLM would change.
     """
     settings = sampling_settings(request.sampling, eos_ids=eos_ids, room=room)
     if request.grammar is not None:
@@ -79,14 +80,15 @@ def sampling_settings(sampling: Sampling, *, eos_ids: Collection[int], room: int
     closes the call.
 
     Raises:
-        ConfigError: a temperature that vLLM would change.
+        ApiError: a temperature that vLLM would change.
     """
     if 0 < sampling.temperature < COLDEST:
-        raise ConfigError(
+        raise ApiError(
             "vLLM can't sample at this temperature",
             got=sampling.temperature,
             expected=f"0, or at least {COLDEST}",
             fix="Set 0, which takes the most likely token.",
+            param="temperature",
         )
     limit = min(room, sampling.max_tokens or room)
     return {

@@ -60,18 +60,15 @@ class ServedBase:
         """
         keep_freed_memory()
         torch.set_flush_denormal(True)
-        runtime = _runtime(config.engine)
-        if runtime is None:
-            model, engine, bench = _embedded(name, path, config.engine)
-        else:
-            model, engine, bench = _vllm(name, path, folder / "vllm", config, runtime)
         store = RecordStore(folder / "records.sqlite")
-        service = ChatService(engine, store, ModelRegistry(name))
+        engine: Engine | None = None
         try:
+            model, engine, bench = _make(name, path, folder, config)
+            service = ChatService(engine, store, ModelRegistry(name))
             server = LoopbackServer(create_app(service)).start()
         except BaseException:
-            asyncio.run(engine.close())
-            bench.close()
+            if engine is not None:
+                asyncio.run(engine.close())
             store.close()
             raise
         return cls(name, model, bench, engine, service, server)
@@ -84,6 +81,16 @@ class ServedBase:
             await self.engine.close()
             await asyncio.to_thread(self.bench.close)
             self.service.records.close()
+
+
+def _make(
+    name: str, path: Path, folder: Path, config: ModelConfig
+) -> tuple[LoraModel, Engine, Bench]:
+    """The module on its bench, and the engine that answers."""
+    runtime = _runtime(config.engine)
+    if runtime is None:
+        return _embedded(name, path, config.engine)
+    return _vllm(name, path, folder / "vllm", config, runtime)
 
 
 def _runtime(config: EngineConfig) -> VllmRuntime | None:
@@ -99,9 +106,7 @@ def _runtime(config: EngineConfig) -> VllmRuntime | None:
         return None
 
 
-def _embedded(
-    name: str, path: Path, config: EngineConfig
-) -> tuple[LoraModel, EmbeddedEngine, Bench]:
+def _embedded(name: str, path: Path, config: EngineConfig) -> tuple[LoraModel, Engine, Bench]:
     model = LoraModel.load(path)
     engine = EmbeddedEngine(model, HFTokenizer(path), base_model=name, config=config)
     return model, engine, EmbeddedBench(engine)
