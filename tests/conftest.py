@@ -16,6 +16,8 @@ import pytest
 
 from art_core.errors import BaseModelError
 
+pytest.register_assert_rewrite("tests.engine.conformance")  # several folders derive from it
+
 ALLOWED_REASON = "not on this platform"
 
 

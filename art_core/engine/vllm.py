@@ -145,6 +145,8 @@ class VllmEngine:
             EngineError: it does not sleep, or does not wake up.
         """
         with self._lock:
+            if self._is_held:
+                raise EngineError("vLLM sleeps already", fix="Wait for the step under way.")
             self._awake.hold()
             self._is_held = True
         try:

@@ -25,8 +25,6 @@ from art_core.local.served_base import ServedBase
 from tests.engine.conformance import Served
 from tests.engine.house import NAMES, Plain, write_adapters
 
-pytest.register_assert_rewrite("tests.engine.conformance")
-
 NOISE = 2e-3
 """Nats: vLLM's float32 kernels against torch's, through 30 layers."""
 CONTEXT = 1024
