@@ -103,20 +103,21 @@ class RuntimeMissing(EngineError):
     """There is no vLLM to serve with, or one of a version that was not tested."""
 
 
-class EngineStartFailed(EngineError):
-    """The engine's process did not come up. `tail` is the end of its log."""
+class _EngineGone(EngineError):
+    """The engine's process is not there. `tail` is the end of its log."""
 
     def __init__(self, what: str, *, tail: str, fix: str) -> None:
-        super().__init__(f"{what}; the end of its log:\n{tail}\n" if tail else what, fix=fix)
-        self.tail = tail
+        told = f"\nThe end of its log:\n{tail}" if tail else ""
+        super().__init__(what, fix=f"{fix}{told}")
+        self.fix, self.tail = fix, tail
 
 
-class EngineDied(EngineError):
-    """The engine's process ended or hung while it was in use. `tail` is the end of its log."""
+class EngineStartFailed(_EngineGone):
+    """The engine's process did not come up."""
 
-    def __init__(self, what: str, *, tail: str, fix: str) -> None:
-        super().__init__(f"{what}; the end of its log:\n{tail}\n" if tail else what, fix=fix)
-        self.tail = tail
+
+class EngineDied(_EngineGone):
+    """The engine's process ended or hung while it was in use, and is down for good."""
 
 
 class SetupError(ARTError):

@@ -162,9 +162,9 @@ class Installer(ABC):
         unknown = _Cause("", f"{self.name} {ended}", "Its whole log may say more.")
         cause = next((known for known in _CAUSES if re.search(known.pattern, told)), unknown)
         return SetupError(
-            f"the environment of vLLM can't be made: {cause.what}; {' '.join(command)} wrote last:"
-            f"\n{last}\n",
-            fix=f"{cause.fix} The whole log: {self.work / 'install.log'}",
+            f"the environment of vLLM can't be made: {cause.what}",
+            fix=f"{cause.fix} The log is {self.work / 'install.log'}. "
+            f"{' '.join(command)} wrote last:\n{last}",
         )
 
 

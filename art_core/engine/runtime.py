@@ -96,7 +96,7 @@ def is_made(folder: Path, recipe: Recipe) -> bool:
     """True if `folder` was made after `recipe` to the end."""
     try:
         stamp: dict[str, Any] = json.loads((folder / STAMP).read_text("utf-8"))
-        return list(recipe.requirements) == stamp["requirements"]
+        return bool(list(recipe.requirements) == stamp["requirements"])
     except (OSError, ValueError, KeyError, TypeError):
         return False
 

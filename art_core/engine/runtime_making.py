@@ -93,26 +93,37 @@ def _make(target: Path, recipe: Recipe, python: str | None, say: Progress) -> Vl
 
 
 def _begin(target: Path, recipe: Recipe, python: str, say: Progress) -> Installer:
-    """An empty environment, with the right torch on the way, and who installs the rest."""
-    work = target.parent / f".{target.name}"
-    installers: list[type[Installer]] = [Uv, Pip] if Uv.command() else [Pip]
-    for kind in installers:
-        _empty(target)
-        installer = kind(target, work, say)
-        say(f"making an environment in {target} for {python} with {installer.name}")
-        installer.make(python)
-        if recipe.torch is None or not _brings_cuda(installer, recipe.torch):
+    """An empty environment where the right torch is to be had, or in it; and who installs."""
+    *others, last = (Uv, Pip) if Uv.command() else (Pip,)
+    for kind in others:
+        installer = _empty_for(kind, target, python, say)
+        if not _brings_cuda(installer, recipe):
             return installer
-    if _is_reachable(TORCH_CPU_INDEX):
-        say(f"taking {recipe.torch} from {TORCH_CPU_INDEX}")
-        installer.install([recipe.torch], index=TORCH_CPU_INDEX)
+    installer = _empty_for(last, target, python, say)
+    if not _brings_cuda(installer, recipe):
         return installer
-    raise _wrong_torch(recipe, f"{TORCH_CPU_INDEX} can't be reached")
+    if recipe.torch is None or not _is_reachable(TORCH_CPU_INDEX):
+        raise _wrong_torch(recipe, f"{TORCH_CPU_INDEX} can't be reached")
+    say(f"taking {recipe.torch} from {TORCH_CPU_INDEX}")
+    installer.install([recipe.torch], index=TORCH_CPU_INDEX)
+    return installer
 
 
-def _brings_cuda(installer: Installer, torch: str) -> bool:
-    """True if the index's torch is a build for CUDA: it comes with NVIDIA's libraries."""
-    return any(name.startswith("nvidia-") for name in installer.plan(torch))
+def _empty_for(kind: type[Pip] | type[Uv], target: Path, python: str, say: Progress) -> Installer:
+    """An empty environment that `kind` has made."""
+    _remove(target)
+    installer = kind(target, target.parent / f".{target.name}", say)
+    say(f"making an environment in {target} for {python} with {installer.name}")
+    installer.make(python)
+    return installer
+
+
+def _brings_cuda(installer: Installer, recipe: Recipe) -> bool:
+    """True if the index's torch is a build for CUDA, where the recipe wants another: NVIDIA's
+    libraries come with it."""
+    if recipe.torch is None:
+        return False
+    return any(name.startswith("nvidia-") for name in installer.plan(recipe.torch))
 
 
 def choose_python(recipe: Recipe, named: str | None) -> str:
@@ -170,7 +181,7 @@ def _runtime(target: Path) -> VllmRuntime:
     return VllmRuntime(python, found["vllm"], found["torch"] or "none", is_cpu, "made")
 
 
-def _empty(target: Path) -> None:
+def _remove(target: Path) -> None:
     """Remove what a killed maker left, or an environment after another recipe; nothing else."""
     if not target.exists():
         return

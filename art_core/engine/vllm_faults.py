@@ -58,6 +58,12 @@ _KNOWN = (
         "End what uses the GPU, or set a smaller gpu_memory_utilization.",
     ),
     _Known(
+        r"Available memory on node \S+ \((?P<free>[\d.]+)/(?P<all>[\d.]+) GiB\).*?requested memory "
+        r"for kv \((?P<need>[\d.]+)",
+        "the machine has {free} of its {all} GiB free, and {need} were to hold keys and values",
+        "Set a smaller cpu_cache_gb, or end what uses the memory.",
+    ),
+    _Known(
         r"(?P<need>[\d.]+) GiB KV cache is needed, which is larger than the available KV cache "
         r"memory \((?P<have>[\d.]+) GiB\)",
         "a sequence of max_model_len needs {need} GiB of keys and values and {have} GiB are left",

@@ -296,7 +296,7 @@ class VllmProcess:
                 if self._ended.is_set():
                     return False
                 _log.warning("vLLM could not be restarted: %s", error)
-                why = Fault(f"it could not be restarted ({error})", why.fix, why.tail)
+                why = _of_restart(error, why)
                 if self._server is not None:
                     self._server.stop(at_once=True)
                 faults.append(time.monotonic())
@@ -333,6 +333,13 @@ class VllmProcess:
             tail=fault.tail,
             fix=f"{fault.fix} The whole log: {self.log}",
         )
+
+
+def _of_restart(error: Exception, before: Fault) -> Fault:
+    """Why a restart failed, after the fault `before` that made it necessary."""
+    if isinstance(error, EngineStartFailed):
+        return Fault(f"it could not be restarted ({error.what})", error.fix, error.tail)
+    return Fault(f"it could not be restarted ({error})", before.fix, before.tail)
 
 
 def _stopped_while_starting() -> EngineError:

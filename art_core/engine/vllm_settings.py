@@ -6,6 +6,7 @@ sees. Left out: which parser a model needs, and whether it fits in memory.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -59,7 +60,8 @@ class VllmSettings:
     max_model_len: int | None = None
     """Tokens of prompt and answer; None: what the model was made for."""
     gpu_memory_utilization: float | None = None
-    """Share of the GPU's memory that it takes; None: vLLM's own choice. Ignored on a CPU."""
+    """Share of the GPU's memory that it takes; None: vLLM's own choice. On a CPU
+    `cpu_cache_gb` counts instead."""
     dtype: str = "auto"
     """Of the weights served; on a CPU "float32" is twice as fast as "bfloat16"."""
     tool_parser: str | None = None
@@ -68,7 +70,8 @@ class VllmSettings:
     sleep_mode: bool = False
     """Memory can be given back while something else trains; GPU only."""
     cpu_cache_gb: float = 1.0
-    """Keys and values kept on a CPU, in 2**30 bytes; ignored on a GPU."""
+    """Keys and values kept on a CPU, in 2**30 bytes; vLLM takes whole ones, so it is rounded up.
+    Ignored on a GPU."""
     extra_args: tuple[str, ...] = ()
     """Further flags, as on vLLM's command line; they win over those above."""
     environment: tuple[tuple[str, str], ...] = ()
@@ -91,6 +94,8 @@ class VllmSettings:
             raise ConfigError(
                 "gpu_memory_utilization", got=share, expected="a share above 0 and at most 1"
             )
+        if self.cpu_cache_gb <= 0.0:
+            raise ConfigError("cpu_cache_gb", got=self.cpu_cache_gb, expected="more than 0")
         if taken := sorted(_OURS & {_flag(argument) for argument in self.extra_args}):
             raise ConfigError(
                 "flags of vLLM that are set elsewhere",
@@ -144,7 +149,7 @@ class VllmSettings:
             api_key: what requests must carry.
         """
         path = f"{python.parent}:{ours.get('PATH', '/usr/local/bin:/usr/bin:/bin')}"
-        cache = {"VLLM_CPU_KVCACHE_SPACE": f"{self.cpu_cache_gb:g}"}
+        cache = {"VLLM_CPU_KVCACHE_SPACE": str(math.ceil(self.cpu_cache_gb))}
         return {
             **without_ours(ours),
             **cache,
