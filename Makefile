@@ -11,11 +11,12 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint con
 TRAIN := $(VENV)/.installed-train
 DEV := $(VENV)/.installed-dev
 
-.PHONY: help quickstart test lint format types clean
+.PHONY: help quickstart vllm test lint format types clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make quickstart   train a small model to be a shop assistant, and see it learn"
+	@echo "make vllm         install vLLM into an environment of its own (once; 3.5 GB on a CPU)"
 	@echo "make test         run the tests that need neither a GPU nor much time"
 	@echo "make lint         ruff, formatting, import layers, types"
 	@echo "make format       let ruff rewrite the files"
@@ -24,6 +25,9 @@ help:
 
 quickstart: $(TRAIN)
 	$(BIN)/art-langgraph quickstart
+
+vllm: $(TRAIN)
+	$(BIN)/art-langgraph setup vllm
 
 test: $(DEV)
 	$(BIN)/python -m pytest -m "not slow and not gpu"

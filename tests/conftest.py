@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from art_core.errors import BaseModelError
+from art_core.engine.runtime import VllmRuntime, find_runtime
+from art_core.errors import BaseModelError, RuntimeMissing
 
 pytest.register_assert_rewrite("tests.engine.conformance")  # several folders derive from it
 
@@ -31,6 +32,17 @@ def smollm2() -> Path:
         return resolve_base_model("HuggingFaceTB/SmolLM2-135M-Instruct")
     except BaseModelError as error:
         pytest.skip(f"SmolLM2-135M-Instruct is not to be had: {error}")
+
+
+@pytest.fixture(scope="session")
+def vllm() -> VllmRuntime:
+    """The real vLLM of this machine."""
+    if os.name == "nt":
+        pytest.skip("not on this platform: vLLM is Unix only")
+    try:
+        return find_runtime()
+    except RuntimeMissing as error:
+        pytest.skip(f"vLLM is not to be had: {error}")
 
 
 @pytest.fixture(scope="session")

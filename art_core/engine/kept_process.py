@@ -21,13 +21,15 @@ from art_core.errors import EngineError
 _KEEPER = Path(__file__).with_name("keeper.py")
 _LONGEST_LOG = 10_000_000
 """Bytes of log above which a start puts it aside, as `<name>.1`."""
+_LONGEST_TOLD = 200_000
+"""Bytes of log that are read back."""
 _CLEAR_SECONDS = 30.0
 _END_SECONDS = 15.0
 """Longest that the keeper may take beyond the grace."""
 
 
 class KeptProcess:
-    """A running program. It works in `folder`/work, which is empty when it starts.
+    """A running program. It works in `folder`/work, where nobody else does.
 
     Args:
         command: program and arguments.
@@ -110,10 +112,13 @@ class KeptProcess:
 
     def told(self) -> str:
         """What it has written to its log since it was started; of much only the end."""
-        with self.log.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(self._log_start, size - 200_000))
-            return file.read().decode("utf-8", "replace")
+        try:
+            with self.log.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(self._log_start, size - _LONGEST_TOLD))
+                return file.read().decode("utf-8", "replace")
+        except FileNotFoundError:  # somebody tidied up
+            return ""
 
 
 def clear_leftovers(record: Path) -> None:

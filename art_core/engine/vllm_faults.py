@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 TAIL_LINES = 15
 """Lines of the log in an error."""
+_SEARCHED_LINES = 300
+"""Lines in which a cause is searched: what was told long before is of something else."""
 
 
 @dataclass(frozen=True)
@@ -152,9 +154,11 @@ def find_fault(told: str, status: int | None, *, otherwise: str = "") -> Fault:
         status: how it ended, negative for a signal; None if it has not.
         otherwise: the cause if none is known.
     """
-    tail = "\n".join(told.splitlines()[-TAIL_LINES:])
+    lines = told.splitlines()
+    tail = "\n".join(lines[-TAIL_LINES:])
+    late = "\n".join(lines[-_SEARCHED_LINES:])
     for known in _KNOWN:
-        if found := re.search(known.pattern, told):
+        if found := re.search(known.pattern, late):
             parts = {name: text or "" for name, text in found.groupdict().items()}
             cause = known.cause.format(**parts)
             return Fault(cause, known.fix, tail, is_port_taken=known.cause == _PORT_TAKEN)

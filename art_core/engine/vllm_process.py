@@ -29,6 +29,8 @@ _log = logging.getLogger(__name__)
 
 State = Literal["new", "starting", "ready", "restarting", "failed", "stopped"]
 _PORT_TRIES = 3
+_NOTICED_S = 0.05
+"""After so long an end is noticed."""
 
 
 @dataclass(frozen=True)
@@ -143,9 +145,12 @@ class VllmProcess:
                 self._server.stop(at_once=True)
             self._settle("failed", error if isinstance(error, EngineError) else None)
             raise
-        self._watch = threading.Thread(target=self._supervise, name="art-vllm", daemon=True)
-        self._settle("ready")
-        self._watch.start()
+        with self._lock:
+            if self._ended.is_set():
+                raise _stopped_while_starting()
+            self._state = "ready"
+            self._watch = threading.Thread(target=self._supervise, name="art-vllm", daemon=True)
+            self._watch.start()
         return self
 
     def stop(self) -> None:
@@ -246,6 +251,13 @@ class VllmProcess:
 
     def _supervise(self) -> None:
         """The thread: see that it is alive, restart it if not, give up at some point."""
+        try:
+            self._keep_up()
+        except BaseException as error:  # a bug of ours: nobody may wait for a restart
+            self._settle("failed", EngineError(f"nobody watches vLLM any more ({error!r})"))
+            raise
+
+    def _keep_up(self) -> None:
         faults: list[float] = []
         while (why := self._until_fault()) is not None:
             now = time.monotonic()
@@ -278,10 +290,10 @@ class VllmProcess:
     def _rest(self, server: VllmServer) -> None:
         """Wait for the next look, or for the end of the server."""
         until = time.monotonic() + self.supervision.look_every
-        while time.monotonic() < until and not self._look.is_set():
-            if server.ended(within=0.05) is not None:
+        while time.monotonic() < until and server.ended() is None:
+            if self._look.wait(_NOTICED_S):
+                self._look.clear()
                 return
-        self._look.clear()
 
     def _restart(self, faults: list[float], why: Fault) -> bool:
         """Bring it up again, pausing longer each time; False if it is down for good or stopped."""

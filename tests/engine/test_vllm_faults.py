@@ -80,6 +80,11 @@ def test_a_known_line_is_understood_and_has_a_fix(line: str) -> None:
     assert fault.tail.endswith(f"{line}\nTraceback follows")
 
 
+def test_what_was_told_long_before_the_end_is_not_its_cause() -> None:
+    earlier = "CUDA out of memory\n" + "INFO all is well\n" * 300
+    assert find_fault(earlier, 3).cause == "it ended with status 3"
+
+
 @pytest.mark.parametrize(
     ("status", "cause"),
     [

@@ -284,6 +284,13 @@ def test_stopped_while_it_restarts(tmp_path: Path) -> None:
     assert process.starts == 2
 
 
+def test_a_log_that_somebody_removed_is_no_fault(tmp_path: Path) -> None:
+    with supervised(tmp_path) as process:
+        process.log.unlink()
+        os.kill(pids(tmp_path)[0], signal.SIGKILL)
+        wait_for(lambda: process.starts == 2 and process.state == "ready")
+
+
 # Its parent dies
 
 
