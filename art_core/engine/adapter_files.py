@@ -163,6 +163,8 @@ def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Of the tensors in a safetensors file: eight bytes of length N, then N of JSON."""
     with path.open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    if not isinstance(header, dict):
+        raise TypeError(f"{path.name} has no header")
     return {name: tuple(e["shape"]) for name, e in header.items() if name != "__metadata__"}
 
 

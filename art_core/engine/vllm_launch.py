@@ -17,7 +17,8 @@ from art_core.engine.runtime import VllmRuntime
 from art_core.engine.vllm import VllmEngine
 from art_core.engine.vllm_adapters import AdapterShelf
 from art_core.engine.vllm_http import VllmHttp
-from art_core.engine.vllm_process import Progress, Supervision, VllmProcess
+from art_core.engine.vllm_process import Supervision, VllmProcess
+from art_core.engine.vllm_server import Progress
 from art_core.engine.vllm_settings import VllmSettings
 from art_core.engine.vllm_wire import DOOR
 

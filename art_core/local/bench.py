@@ -8,6 +8,7 @@ between them is here, so that a step (live_run.py) need not know.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -94,9 +95,8 @@ class OwnBench:
         self, module: LoraModel, engine: VllmEngine, *, sleeps: bool, threads: int | None
     ) -> None:
         self._module, self._engine, self._sleeps = module, engine, sleeps
-        self._thread = ThreadPoolExecutor(
-            1, "art-trainer", initializer=lambda: threads and torch.set_num_threads(threads)
-        )
+        limit = functools.partial(torch.set_num_threads, threads) if threads else None
+        self._thread = ThreadPoolExecutor(1, "art-trainer", initializer=limit)
         self._turn = asyncio.Lock()
 
     async def exclusive(self, work: Callable[[LoraModel], T]) -> T:

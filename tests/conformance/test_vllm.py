@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from art_core.calls import Ids
 from art_core.engine.adapter_files import CONFIG
 from art_core.engine.base import AdapterRef
 from art_core.engine.swap_proof import prove_swap
+from art_core.engine.vllm_server import MODULE
 from art_core.errors import CheckpointError, EngineError
 from tests.conformance.conftest import NOISE, VllmHouse
 from tests.engine.conformance import (
@@ -270,3 +274,44 @@ async def greedy(model: art.TrainableModel[Any], name: str) -> list[float]:
         extra_body={"min_tokens": 6},
     )
     return logprobs_of(done)
+
+
+# The last: it costs a start
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="not on this platform: no /proc")
+async def test_a_vllm_that_is_killed_comes_back_with_its_adapters(
+    house: VllmHouse, plain: Plain
+) -> None:
+    """kill -9 in the midst of calls: those end with an error, the next ones wait and are answered
+    by the right weights."""
+    served = house.served(plain)
+    before, starts = await served.chat("agent@1", max_tokens=6, seed=3), house.engine.server.starts
+    async with served.client() as client:
+        messages: Any = [{"role": "user", "content": "hi"}]
+        stream = await client.chat.completions.create(
+            model="agent@2", messages=messages, stream=True, extra_body={"min_tokens": 900}
+        )
+        async for _ in stream:
+            break
+        [pid] = pids_of(house.engine.server.base_url)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(openai.APIError, match="broke off"):
+            async for _ in stream:
+                pass
+    async with asyncio.timeout(300):
+        after = await served.chat("agent@1", max_tokens=6, seed=3, timeout=300)
+    assert house.engine.server.starts == starts + 1
+    assert ids_of(after) == ids_of(before)
+
+
+def pids_of(url: str) -> list[int]:
+    """The processes that were told to listen there."""
+    port = url.rpartition(":")[2]
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it ended meanwhile
+            words = path.read_text(errors="replace").split("\0")
+            if words[1:3] == ["-m", MODULE] and port in words:
+                found.append(int(path.parent.name))
+    return found
