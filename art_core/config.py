@@ -262,6 +262,9 @@ class VllmConfig(_Config):
     while_training: Literal["sleep", "stay"] = "sleep"
     """Whether it gives the GPU's memory back while a step is trained, or both fit. On a CPU, and
     with `devices` of its own, it stays."""
+    keyed_noise: bool | None = None
+    """Calls that name no seed are sampled by one that a repeated rollout has again. None: on a CPU
+    only; on a GPU vLLM draws for each call with a seed in a kernel of its own."""
     devices: str | None = None
     """CUDA_VISIBLE_DEVICES of vLLM, for GPUs of its own. None: this process's."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
+import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -97,19 +97,11 @@ class VllmEngine:
         Raises:
             EngineError: vLLM failed, or does not know the adapter.
         """
-        key = f"score-{time.monotonic_ns()}"
-        async with self.shelf.use(adapter) as name:
-            body = score_body(key, name, ids)
-            async with aclosing(self._http.frames(body)) as frames:
-                parts = [frame.logprobs async for frame in frames if isinstance(frame, Tokens)]
-        scored = np.concatenate(parts) if parts else np.empty(0, np.float32)
-        if len(scored) != len(ids) - 1:
-            raise EngineError(
-                "vLLM did not score a sequence whole",
-                got=f"{len(scored)} logprobs",
-                expected=f"{len(ids) - 1}",
-            )
-        return scored
+        try:
+            return await self._scored(adapter, ids)
+        except (EngineUnreachable, _NotLoaded):
+            await self.server.ready(_READY_SECONDS)
+        return await self._scored(adapter, ids)
 
     async def load_adapter(self, adapter: AdapterRef, path: Path) -> None:
         """Make a saved step servable; vLLM reads it when it is first asked for.
@@ -192,21 +184,42 @@ class VllmEngine:
                 room=self.context_length - len(request.prompt_ids),
             )
             held: Tokens | None = None  # the last of them goes out with the finish reason
-            try:
-                async with aclosing(self._http.frames(body)) as frames:
-                    async for frame in frames:
-                        if isinstance(frame, End):
-                            yield _last(held, frame)
-                            return
-                        if held is not None:
-                            yield Delta(held.ids.tolist(), held.logprobs.tolist())
-                        held = frame
-            except Refused as error:
-                if error.status == 404 and name is not None:
-                    self.shelf.lost(name)
-                    raise _NotLoaded(str(error)) from error
-                raise
+            async with aclosing(self._frames(name, body)) as frames:
+                async for frame in frames:
+                    if isinstance(frame, End):
+                        yield _last(held, frame)
+                        return
+                    if held is not None:
+                        yield Delta(held.ids.tolist(), held.logprobs.tolist())
+                    held = frame
         raise EngineUnreachable("vLLM ended a call without saying how")
+
+    async def _scored(self, adapter: AdapterRef | None, ids: Ids) -> Logprobs:
+        """One try of a scoring."""
+        async with self.shelf.use(adapter) as name:
+            body = score_body(f"score-{uuid.uuid4().hex}", name, ids)
+            async with aclosing(self._frames(name, body)) as frames:
+                parts = [frame.logprobs async for frame in frames if isinstance(frame, Tokens)]
+        scored = np.concatenate([np.empty(0, np.float32), *parts])
+        if len(scored) != len(ids) - 1:
+            raise EngineError(
+                "vLLM did not score a sequence whole",
+                got=f"{len(scored)} logprobs",
+                expected=f"{len(ids) - 1}",
+            )
+        return scored
+
+    async def _frames(self, name: str | None, body: bytes) -> AsyncGenerator[Tokens | End, None]:
+        """As `VllmHttp.frames`; an adapter that vLLM does not know is loaded again next time."""
+        try:
+            async with aclosing(self._http.frames(body)) as frames:
+                async for frame in frames:
+                    yield frame
+        except Refused as error:
+            if error.status != 404 or name is None:
+                raise
+            self.shelf.lost(name)
+            raise _NotLoaded(str(error)) from error
 
     def _check(self, request: GenerateRequest) -> None:
         if self._is_closed:

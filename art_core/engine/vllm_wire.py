@@ -96,7 +96,7 @@ def sampling_settings(sampling: Sampling, *, eos_ids: Collection[int], room: int
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
         "min_p": sampling.min_p,
-        "seed": (sampling.seed or 0) % 2**63,  # to vLLM -1 means none
+        "seed": None if sampling.seed is None else sampling.seed % 2**63,  # -1 means none, too
         "max_tokens": limit,
         "min_tokens": min(sampling.min_tokens, limit),  # vLLM refuses more
         "stop_token_ids": sorted(eos_ids),

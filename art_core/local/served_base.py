@@ -64,7 +64,8 @@ class ServedBase:
         engine: Engine | None = None
         try:
             model, engine, bench = _make(name, path, folder, config)
-            service = ChatService(engine, store, ModelRegistry(name))
+            keyed = _is_keyed(config.engine, engine)
+            service = ChatService(engine, store, ModelRegistry(name), keyed=keyed)
             server = LoopbackServer(create_app(service)).start()
         except BaseException:
             if engine is not None:
@@ -91,6 +92,14 @@ def _make(
     if runtime is None:
         return _embedded(name, path, config.engine)
     return _vllm(name, path, folder / "vllm", config, runtime)
+
+
+def _is_keyed(config: EngineConfig, engine: Engine) -> bool:
+    """Whether calls that name no seed are given one; it costs vLLM on a GPU dearly."""
+    if isinstance(engine, EmbeddedEngine):
+        return True
+    asked = config.vllm.keyed_noise
+    return not torch.cuda.is_available() if asked is None else asked
 
 
 def _runtime(config: EngineConfig) -> VllmRuntime | None:

@@ -16,7 +16,7 @@ import json
 import os
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Any
 
 PATH = "/art/generate"
@@ -119,15 +119,15 @@ async def _frames(state: Any, body: bytes) -> AsyncIterator[bytes]:
         lora_request=_adapter(state, head["adapter"]),
     )
     cached, reason = 0, None
-    async for output in outputs:
-        cached = max(cached, output.num_cached_tokens or 0)
-        if params.prompt_logprobs is not None and output.prompt_logprobs is not None:
-            yield _tokens(ids[1:], output.prompt_logprobs.logprobs)
-            continue
-        choice = output.outputs[0]
-        if len(choice.token_ids):
-            yield _tokens(choice.token_ids, choice.logprobs.logprobs)
-        reason = choice.finish_reason or reason
+    async with aclosing(outputs):
+        async for output in outputs:
+            cached = max(cached, output.num_cached_tokens or 0)
+            choice = output.outputs[0]
+            if params.prompt_logprobs is not None:  # a scoring: what is sampled is of no interest
+                yield _tokens(ids[1:], output.prompt_logprobs.logprobs)
+            elif len(choice.token_ids):
+                yield _tokens(choice.token_ids, choice.logprobs.logprobs)
+            reason = choice.finish_reason or reason
     yield _end({"finish_reason": reason, "cached_tokens": cached})
 
 
