@@ -12,6 +12,7 @@ import pytest
 
 from art_core.config import SamplingConfig
 from art_core.engine.base import AdapterRef
+from art_core.engine.chat_service import ChatService
 from art_core.engine.scripted import LOGPROB
 from art_core.engine.tokenizer import ByteTokenizer
 from tests.engine.conftest import CALL, TOOLS, Endpoint, make_endpoint, user
