@@ -55,8 +55,6 @@ class Loaded:
     users: int = 0
     """Calls that need it now."""
     asked: float = field(default_factory=time.monotonic)
-    is_leaving: bool = False
-    """Nobody will ask for it again."""
 
 
 class AdapterShelf:
@@ -219,7 +217,10 @@ class AdapterShelf:
             _remove(loaded)
             raise
         with self._lock:
-            self._loaded[ref] = loaded
+            if self._paths.get(ref) == path:
+                self._loaded[ref] = loaded
+            else:  # forgotten, or saved elsewhere, meanwhile
+                self._left.append(loaded)
         await self._tidy()
 
     def _stage(self, ref: AdapterRef, path: Path) -> Loaded:
@@ -250,7 +251,6 @@ class AdapterShelf:
         """Under the lock: what is loaded as `ref` is not given out again."""
         loaded = self._loaded.pop(ref, None)
         if loaded is not None:
-            loaded.is_leaving = True
             self._left.append(loaded)
 
     def _has_waste(self) -> bool:

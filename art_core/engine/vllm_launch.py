@@ -106,10 +106,10 @@ def start_vllm(
 
     Raises:
         EngineStartFailed: it did not come up; with the cause, where it is known.
+        CheckpointError: there is no GPU, and the base model's calls can't be told from others.
     """
     assert settings.max_model_len is not None
     process = VllmProcess(settings, python=runtime.python, folder=folder, supervision=supervision)
-    process.start(progress)
     http = VllmHttp(process)
     shelf = AdapterShelf(
         http,
@@ -119,6 +119,7 @@ def start_vllm(
         base_shapes=weight_shapes(settings.model),
         stand_in=runtime.is_cpu,
     )
+    process.start(progress)
     return VllmEngine(
         process,
         tokenizer,

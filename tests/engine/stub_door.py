@@ -36,6 +36,7 @@ class StubVllm:
         self.is_asleep = False
         self.delay = 0.0
         """Seconds before each token."""
+        self.load_delay = 0.0
         self.breaks: list[int] = []
         """For each call to come, after how many tokens its connection breaks."""
         self.reason = "stop"
@@ -98,6 +99,7 @@ class StubVllm:
     async def _load(self, request: Request) -> Response:
         told = await request.json()
         self.asked.append(f"load {told['lora_name'].rpartition('-')[0]}")
+        await asyncio.sleep(self.load_delay)
         self.loaded[told["lora_name"]] = told["lora_path"]
         return Response("done")
 

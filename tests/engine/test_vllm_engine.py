@@ -238,6 +238,20 @@ async def test_a_step_that_is_saved_elsewhere_is_loaded_under_another_name(
     assert len(stub.loaded) == 1
 
 
+async def test_what_is_forgotten_while_it_loads_is_not_served(
+    engine: VllmEngine, stub: StubVllm, tmp_path: Path
+) -> None:
+    stub.load_delay = 0.1
+    asking = asyncio.create_task(collect(engine, request(1)))
+    while "load agent@1" not in stub.asked:  # noqa: ASYNC110 - a list says no more than this
+        await asyncio.sleep(0.005)
+    await engine.unload_adapter(AdapterRef("agent", 1))
+    with pytest.raises(EngineError, match="adapter is not served"):
+        await asking
+    assert stub.loaded == {}
+    assert list((tmp_path / "shelf").iterdir()) == []
+
+
 async def test_an_adapter_that_changed_since_it_was_saved_is_not_served(
     engine: VllmEngine, stub: StubVllm, tmp_path: Path
 ) -> None:
