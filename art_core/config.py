@@ -259,9 +259,10 @@ class VllmConfig(_Config):
     """Adapters kept loaded in the machine's memory; of those at rest the longest unasked goes."""
     gpu_share: float | None = Field(None, gt=0.0, le=1.0)
     """Of the GPU's memory. None: what the trainer's weights leave, or half of it if it stays."""
-    while_training: Literal["sleep", "stay"] = "sleep"
-    """Whether it gives the GPU's memory back while a step is trained, or both fit. On a CPU, and
-    with `devices` of its own, it stays."""
+    while_training: Literal["auto", "sleep", "stay"] = "auto"
+    """Whether it gives the GPU's memory back while a step is trained. "auto": unless half of what
+    the trainer's weights leave is enough for it (its own weights and 8 GiB). On a CPU, and with
+    `devices` of its own, it stays."""
     keyed_noise: bool | None = None
     """Calls that name no seed are sampled by one that a repeated rollout has again. None: on a CPU
     only; on a GPU vLLM draws for each call with a seed in a kernel of its own."""

@@ -7,6 +7,7 @@ which Python has vLLM (runtime.py) and how the process is kept alive (vllm_proce
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 from art_core.config import VllmConfig
@@ -24,8 +25,18 @@ from art_core.engine.vllm_wire import DOOR
 
 _SLACK = 0.04
 """Share of a GPU's memory that is left for its driver and for what the trainer rounds up."""
+_CACHE_BYTES = 8 * 2**30
+"""Keys, values and whatever else vLLM needs beside its weights in order to serve well."""
 _SERVED_NAME = "base"
 """Inside vLLM; what clients ask for is our endpoint's business."""
+
+
+@dataclass(frozen=True)
+class GpuRoom:
+    """Memory of the GPU that vLLM runs on, in bytes, once the trainer's weights are there."""
+
+    free: int
+    whole: int
 
 
 def vllm_settings(
@@ -34,14 +45,14 @@ def vllm_settings(
     *,
     rank: int,
     context_length: int,
-    free_share: float | None,
+    room: GpuRoom | None,
 ) -> VllmSettings:
     """How vLLM is started for the base model in `path`.
 
     Args:
         rank: of the adapters, if the settings name none.
         context_length: what the base model was made for.
-        free_share: of the GPU's memory, what the trainer leaves; None: there is no GPU.
+        room: None: there is no GPU.
 
     Raises:
         ConfigError: settings that vLLM can't have.
@@ -50,10 +61,13 @@ def vllm_settings(
     if config.devices is not None:
         variables["CUDA_VISIBLE_DEVICES"] = config.devices
     own = ["--middleware", DOOR, "--structured-outputs-config", json.dumps({"backend": "guidance"})]
-    if free_share is None and "--block-size" not in config.extra_args:
+    if room is None and "--block-size" not in config.extra_args:
         own += ["--block-size", "32"]  # 128 by default: most prompts would not be kept
-    has_gpu = free_share is not None
-    dtype = "float32" if config.dtype == "auto" and not has_gpu else config.dtype
+    is_shared = room is not None and config.devices is None
+    sleeps = room is not None and is_shared and _sleeps(path, config, room)
+    share = config.gpu_share
+    if share is None and room is not None and is_shared:
+        share = _share(room) if sleeps else _share(room) / 2
     return VllmSettings(
         model=path,
         served_name=_SERVED_NAME,
@@ -61,28 +75,26 @@ def vllm_settings(
         max_cpu_loras=max(config.kept_adapters, config.max_adapters),
         lora_rank=config.max_rank or rank,
         max_model_len=min(config.context_length or context_length, context_length),
-        gpu_memory_utilization=_gpu_share(config, free_share),
-        dtype=dtype,
-        sleep_mode=sleeps(config, has_gpu),
+        gpu_memory_utilization=share,
+        dtype="float32" if config.dtype == "auto" and room is None else config.dtype,
+        sleep_mode=sleeps,
         cpu_cache_gb=config.cpu_cache_gb,
         extra_args=(*own, *config.extra_args),
         environment=(*variables.items(), *config.environment),
     )
 
 
-def sleeps(config: VllmConfig, has_gpu: bool) -> bool:
+def _share(room: GpuRoom) -> float:
+    """Of the GPU's memory, what the trainer's weights leave."""
+    return max(0.05, room.free / room.whole - _SLACK)
+
+
+def _sleeps(path: Path, config: VllmConfig, room: GpuRoom) -> bool:
     """Whether it gives its memory back while a step is trained."""
-    return has_gpu and config.devices is None and config.while_training == "sleep"
-
-
-def _gpu_share(config: VllmConfig, free: float | None) -> float | None:
-    """Of the GPU's memory: what is free while vLLM sleeps during a step, half of it if it stays."""
-    if free is None or config.gpu_share is not None:
-        return config.gpu_share
-    if config.devices is not None:
-        return None  # its own choice, on GPUs of its own
-    whole = free - _SLACK
-    return max(0.05, whole if config.while_training == "sleep" else whole / 2)
+    if config.while_training != "auto":
+        return config.while_training == "sleep"
+    weights = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    return weights + _CACHE_BYTES > room.whole * _share(room) / 2
 
 
 def start_vllm(

@@ -24,7 +24,7 @@ from art_core.engine.openai_routes import create_app
 from art_core.engine.runtime import VllmRuntime, find_runtime
 from art_core.engine.serving import LoopbackServer
 from art_core.engine.tokenizer import HFTokenizer
-from art_core.engine.vllm_launch import sleeps, start_vllm, vllm_settings
+from art_core.engine.vllm_launch import GpuRoom, start_vllm, vllm_settings
 from art_core.errors import RuntimeMissing
 from art_core.local.bench import Bench, EmbeddedBench, OwnBench
 from art_core.nn.lora import LoraModel
@@ -131,13 +131,12 @@ def _vllm(
         dtype=torch.bfloat16 if has_gpu else torch.float32,
         device="cuda" if has_gpu else "cpu",
     )
-    free, whole = torch.cuda.mem_get_info() if has_gpu else (0, 1)
     settings = vllm_settings(
         path,
         config.engine.vllm,
         rank=config.lora.rank,
         context_length=model.context_length,
-        free_share=None if runtime.is_cpu else free / whole,
+        room=None if runtime.is_cpu else GpuRoom(*torch.cuda.mem_get_info()),
     )
     engine = start_vllm(
         settings,
@@ -148,6 +147,5 @@ def _vllm(
         vocab_size=model.vocab_size,
         progress=_log.info,
     )
-    gives_way = has_gpu and sleeps(config.engine.vllm, not runtime.is_cpu)
-    bench = OwnBench(model, engine, sleeps=gives_way, threads=config.engine.threads)
+    bench = OwnBench(model, engine, sleeps=settings.sleep_mode, threads=config.engine.threads)
     return model, engine, bench
