@@ -2,7 +2,7 @@
 
 In: `VllmSettings`, a Python that has vLLM, a folder. Out: the address of a server that is up, or a
 typed error with the end of its log and what to do. A thread watches it: an exit is noticed at once,
-a hang within `Supervision.hang_after`. Left out: adapters and requests, which are the engine's; it
+a hang after `Supervision.hang_after`. Left out: adapters and requests, which are the engine's; it
 is told of every restart, so that it loads its adapters again.
 """
 
@@ -15,15 +15,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
+from art_core.engine.supervision import Supervision, longest_silence
 from art_core.engine.vllm_faults import Fault
 from art_core.engine.vllm_server import LOG, Progress, VllmServer
 from art_core.engine.vllm_settings import VllmSettings
 from art_core.errors import EngineDied, EngineError, EngineStartFailed
+
+__all__ = ["Progress", "State", "Supervision", "VllmProcess"]
 
 _log = logging.getLogger(__name__)
 
@@ -31,27 +33,6 @@ State = Literal["new", "starting", "ready", "restarting", "failed", "stopped"]
 _PORT_TRIES = 3
 _NOTICED_S = 0.05
 """After so long an end is noticed."""
-
-
-@dataclass(frozen=True)
-class Supervision:
-    """How it is watched. Seconds, where nothing else is said."""
-
-    start_within: float = 900.0
-    """A start that takes longer has failed. Big models load for minutes."""
-    look_every: float = 1.0
-    """Between two health checks."""
-    hang_after: float = 30.0
-    """Without an answer from its engine for so long, it hangs. An answer comes between two steps of
-    the model, so this must be longer than the longest step: on a CPU that is minutes for a model of
-    some size."""
-    stop_within: float = 10.0
-    """It may take so long to stop by itself."""
-    restarts: int = 3
-    """So many within `restarts_within`; the next fault is final."""
-    restarts_within: float = 600.0
-    first_pause: float = 0.5
-    """Before the first restart; doubled for each that follows."""
 
 
 class VllmProcess:
@@ -88,6 +69,7 @@ class VllmProcess:
         self._server: VllmServer | None = None
         self._starts = 0
         self._fault: EngineError | None = None
+        self._hang_after = 0.0  # known once it has started
         self._patience = 0  # how many blocks of `patiently` are open
         self._watch: threading.Thread | None = None
         self._look = threading.Event()  # look at once
@@ -140,6 +122,7 @@ class VllmProcess:
             self._state = "starting"
         try:
             self._bring_up(progress or _silent)
+            self._hang_after = longest_silence(self.supervision, self._python)
         except BaseException as error:
             if self._server is not None:
                 self._server.stop(at_once=True)
@@ -275,12 +258,12 @@ class VllmProcess:
         while not self._ended.is_set():
             if (fault := server.ended()) is not None:
                 return None if self._ended.is_set() else fault
-            if self._patience or server.answers(within=self.supervision.hang_after / 3):
+            if self._patience or server.answers(within=self._hang_after / 3):
                 answered, misses = time.monotonic(), 0
             else:
                 misses += 1  # two at least: the first may have met a machine that was asleep
             silent = time.monotonic() - answered
-            if misses > 1 and silent > self.supervision.hang_after:
+            if misses > 1 and silent > self._hang_after:
                 fault = server.fault(f"it hung: its engine gave no answer for {silent:.0f} s")
                 server.stop(at_once=True)
                 return fault

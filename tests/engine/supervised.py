@@ -19,10 +19,11 @@ from art_core.engine.vllm_process import Supervision, VllmProcess
 from art_core.engine.vllm_settings import VllmSettings
 from tests.engine.stub_vllm import program
 
+HANG_AFTER = 0.6
 QUICK = Supervision(
     start_within=20.0,
     look_every=0.1,
-    hang_after=0.6,
+    hang_after=HANG_AFTER,
     stop_within=1.0,
     restarts=2,
     first_pause=0.05,

@@ -19,6 +19,7 @@ from art_core.engine.keeper import start_of
 from art_core.engine.vllm_process import Supervision, VllmProcess
 from art_core.errors import EngineDied, EngineError, EngineStartFailed
 from tests.engine.supervised import (
+    HANG_AFTER,
     QUICK,
     all_gone,
     ask,
@@ -233,7 +234,7 @@ def test_a_hung_engine_is_noticed_and_replaced(tmp_path: Path) -> None:
 def test_a_long_silence_that_was_announced_is_no_hang(tmp_path: Path) -> None:
     with supervised(tmp_path) as process:
         with process.patiently():
-            ask(process, "/v1/load_lora_adapter", lora_name="a", seconds=4 * QUICK.hang_after)
+            ask(process, "/v1/load_lora_adapter", lora_name="a", seconds=4 * HANG_AFTER)
         assert process.starts == 1
         assert process.state == "ready"
 
