@@ -143,10 +143,10 @@ class VllmEngine:
             self._is_held = True
         try:
             await self._drained()
-            await self._sleep()
             try:
+                await self._sleep()
                 yield
-            finally:
+            finally:  # also where it did not say that it sleeps
                 await to_its_end(self._wake())
         finally:
             with self._lock:

@@ -21,8 +21,8 @@ from art_core.engine.adapter_files import (
 from art_core.errors import CheckpointError
 
 Q = "model.layers.0.self_attn.q_proj"
-BASE = {f"{Q}.weight": (8, 8), "model.embed_tokens.weight": (100, 8)}
-LORA = {
+BASE: dict[str, tuple[int, ...]] = {f"{Q}.weight": (8, 8), "model.embed_tokens.weight": (100, 8)}
+LORA: dict[str, tuple[int, ...]] = {
     f"base_model.model.{Q}.lora_A.weight": (8, 8),
     f"base_model.model.{Q}.lora_B.weight": (8, 8),
 }
