@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 import threading
 import time
 import urllib.request
@@ -23,6 +22,7 @@ from filelock import FileLock, Timeout
 
 from art_core.engine.installer import Installer, Pip, Uv
 from art_core.engine.kept_process import check_platform
+from art_core.engine.python_choice import choose_python
 from art_core.engine.runtime import STAMP, VllmRuntime, is_made, probe, runtimes_folder
 from art_core.engine.runtime_recipe import TORCH_CPU_INDEX, Recipe
 from art_core.errors import RuntimeMissing, SetupError
@@ -111,8 +111,8 @@ def _begin(target: Path, recipe: Recipe, python: str, say: Progress) -> Installe
 
 def _empty_for(kind: type[Pip] | type[Uv], target: Path, python: str, say: Progress) -> Installer:
     """An empty environment that `kind` has made."""
-    _remove(target)
-    installer = kind(target, target.parent / f".{target.name}", say)
+    _take(target)
+    installer = kind(target, _work(target), say)
     say(f"making an environment in {target} for {python} with {installer.name}")
     installer.make(python)
     return installer
@@ -124,41 +124,6 @@ def _brings_cuda(installer: Installer, recipe: Recipe) -> bool:
     if recipe.torch is None:
         return False
     return any(name.startswith("nvidia-") for name in installer.plan(recipe.torch))
-
-
-def choose_python(recipe: Recipe, named: str | None) -> str:
-    """The Python that an environment is made for: the one named, ours, or the first on PATH.
-
-    Raises:
-        SetupError: there is none that vLLM has builds for.
-    """
-    oldest, newest = recipe.pythons
-    ours = sys.executable or "python3"
-    others = [f"python3.{minor}" for minor in (12, 13, 11, 14, 10)]
-    tried = []
-    for python in [named] if named else [ours, *others]:
-        command = shutil.which(python)
-        version = None if command is None else _version_of(Path(command))
-        if command is not None and version is not None and oldest <= version <= newest:
-            return command
-        tried.append(f"{python} ({'.'.join(map(str, version)) if version else 'not there'})")
-    raise SetupError(
-        "vLLM has no build for this Python",
-        got=", ".join(tried),
-        expected=f"Python {oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]}",
-        fix="Install one, and say which by --python.",
-    )
-
-
-def _version_of(python: Path) -> tuple[int, int] | None:
-    if str(python) == sys.executable:
-        return sys.version_info[:2]
-    try:
-        found = probe(python)["python"] or ""
-    except RuntimeMissing:
-        return None
-    major, minor = found.split(".")[:2]
-    return int(major), int(minor)
 
 
 def _whole(target: Path, recipe: Recipe, say: Progress) -> VllmRuntime | None:
@@ -181,19 +146,36 @@ def _runtime(target: Path) -> VllmRuntime:
     return VllmRuntime(python, found["vllm"], found["torch"] or "none", is_cpu, "made")
 
 
-def _remove(target: Path) -> None:
-    """Remove what a killed maker left, or an environment after another recipe; nothing else."""
-    if not target.exists():
-        return
-    if any(target.iterdir()) and not (target / "pyvenv.cfg").is_file():
+def _take(target: Path) -> None:
+    """Make `target` ours and absent: what a killed maker left goes, or an older environment of
+    ours; what is somebody else's stays.
+
+    Raises:
+        SetupError: somebody else's files are there.
+    """
+    is_ours = _mark(target).exists() or (target / STAMP).exists()
+    if target.exists() and any(target.iterdir()) and not is_ours:
         raise SetupError(
-            "the folder holds something else than an environment",
+            "the folder holds something else than an environment of vLLM made by this command",
             got=str(target),
             expected="an empty folder, or none",
             fix="Choose another by --path.",
         )
-    (target / STAMP).unlink(missing_ok=True)  # from here on it is not whole
-    shutil.rmtree(target)
+    _mark(target).parent.mkdir(parents=True, exist_ok=True)
+    _mark(target).touch()
+    if target.exists():
+        (target / STAMP).unlink(missing_ok=True)  # from here on it is not whole
+        shutil.rmtree(target)
+
+
+def _mark(target: Path) -> Path:
+    """Is there while `target` is being made, outside of what may be removed."""
+    return _work(target) / "begun"
+
+
+def _work(target: Path) -> Path:
+    """Where the making is logged."""
+    return target.parent / f".{target.name}"
 
 
 def _stamp(target: Path, recipe: Recipe) -> None:
@@ -204,6 +186,7 @@ def _stamp(target: Path, recipe: Recipe) -> None:
         file.flush()
         os.fsync(file.fileno())
     aside.replace(target / STAMP)
+    _mark(target).unlink()
 
 
 def _check_space(target: Path, recipe: Recipe) -> None:

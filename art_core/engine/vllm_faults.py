@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 TAIL_LINES = 15
 """Lines of the log in an error."""
+_NOISE = r"nanobind: | - (leaked|\.\.\. skipped)|See https://nanobind|.*resource_tracker|\s*$"
+"""Lines that say nothing: what Triton's bindings and Python tell at every end."""
 _SEARCHED_LINES = 300
 """Lines in which a cause is searched: what was told long before is of something else."""
 
@@ -154,7 +156,7 @@ def find_fault(told: str, status: int | None, *, otherwise: str = "") -> Fault:
         status: how it ended, negative for a signal; None if it has not.
         otherwise: the cause if none is known.
     """
-    lines = told.splitlines()
+    lines = [line for line in told.splitlines() if not re.match(_NOISE, line)]
     tail = "\n".join(lines[-TAIL_LINES:])
     late = "\n".join(lines[-_SEARCHED_LINES:])
     for known in _KNOWN:

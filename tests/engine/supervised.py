@@ -42,16 +42,19 @@ def supervised(
 
 
 def ask(process: VllmProcess, path: str, **body: Any) -> Any:
-    """The answer to a POST.
+    """The answer to a POST, as text if it is no JSON.
 
     Raises:
         OSError: there is none.
     """
     request = urllib.request.Request(
-        f"{process.base_url}{path}", json.dumps(body).encode(), process.headers
+        f"{process.base_url}{path}",
+        json.dumps(body).encode(),
+        {**process.headers, "Content-Type": "application/json"},
     )
     with urllib.request.urlopen(request, timeout=20) as response:
-        return json.load(response)
+        text = response.read().decode()
+    return json.loads(text) if text.startswith("{") else text
 
 
 def pids(folder: Path) -> list[int]:

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from art_core.engine import runtime_making
+from art_core.engine.python_choice import choose_python
 from art_core.engine.runtime import STAMP
-from art_core.engine.runtime_making import choose_python, make_runtime
+from art_core.engine.runtime_making import make_runtime
 from art_core.errors import SetupError
 from tests.engine.supervised import wait_for
 from tests.engine.toy_index import TOY, use_index, write_index, write_wheel
@@ -149,11 +150,13 @@ def test_a_disk_that_is_too_small(tmp_path: Path) -> None:
         make_runtime(replace(TOY, disk_gb=1e9), home=tmp_path)
 
 
-def test_a_folder_with_something_else_in_it(tmp_path: Path) -> None:
-    (tmp_path / "thesis.txt").write_text("all of it")
+@pytest.mark.parametrize("name", ["thesis.txt", "pyvenv.cfg"])
+def test_what_is_not_of_our_making_is_left_alone(name: str, tmp_path: Path) -> None:
+    """An environment of the user's own too."""
+    (tmp_path / name).write_text("all of it")
     with pytest.raises(SetupError, match="holds something else"):
         make_runtime(TOY, folder=tmp_path)
-    assert (tmp_path / "thesis.txt").exists()
+    assert (tmp_path / name).read_text() == "all of it"
 
 
 def test_a_place_that_can_not_be_written(tmp_path: Path) -> None:

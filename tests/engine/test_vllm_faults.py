@@ -80,6 +80,16 @@ def test_a_known_line_is_understood_and_has_a_fix(line: str) -> None:
     assert fault.tail.endswith(f"{line}\nTraceback follows")
 
 
+def test_what_is_told_at_every_end_is_no_part_of_the_tail() -> None:
+    noise = (
+        'nanobind: leaked 64 types!\n - leaked type "ATOMIC_OP"\n - ... skipped remainder\n'
+        "nanobind: this is likely caused by a reference counting issue in the binding code.\n"
+        "See https://nanobind.readthedocs.io/en/latest/refleaks.html\n"
+    )
+    fault = find_fault("ValueError: No available memory for the cache blocks.\n" + noise * 9, 1)
+    assert fault.tail == "ValueError: No available memory for the cache blocks."
+
+
 def test_what_was_told_long_before_the_end_is_not_its_cause() -> None:
     earlier = "CUDA out of memory\n" + "INFO all is well\n" * 300
     assert find_fault(earlier, 3).cause == "it ended with status 3"
