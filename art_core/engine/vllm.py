@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
@@ -23,12 +24,12 @@ from art_core.engine.base import AdapterRef, Delta, FinishReason, GenerateReques
 from art_core.engine.gate import Gate
 from art_core.engine.vllm_adapters import AdapterShelf, to_its_end
 from art_core.engine.vllm_http import EngineUnreachable, Refused, Server, VllmHttp
-from art_core.engine.vllm_wire import End, Tokens, generate_body, score_body
+from art_core.engine.vllm_wire import VERSION_PATH, End, Tokens, generate_body, score_body
 from art_core.errors import ContextOverflow, EngineError
 
 _READY_SECONDS = 900.0
 """How long a call waits for a vLLM that is started again."""
-_DRAIN_LOOK_SECONDS = 0.02
+_LOOK_SECONDS = 0.02
 _RESET_TRIES = 50
 """The prefix cache can't be emptied while a call that just ended still holds its blocks."""
 
@@ -80,6 +81,7 @@ class VllmEngine:
         given = False
         async with self._counted():
             for is_last in (False, True):
+                starts = self.server.starts
                 try:
                     async with aclosing(self._sampled(request)) as deltas:
                         async for delta in deltas:
@@ -89,7 +91,7 @@ class VllmEngine:
                 except (EngineUnreachable, _NotLoaded) as error:
                     if given or is_last or self._is_closed:
                         raise self._ended(error) from error
-                await self.server.ready(_READY_SECONDS)
+                await self._back(starts)
 
     async def score(self, adapter: AdapterRef | None, ids: Ids) -> Logprobs:
         """[T - 1] natural-log probabilities of ids[1:], each after those before it, at T = 1.
@@ -97,10 +99,11 @@ class VllmEngine:
         Raises:
             EngineError: vLLM failed, or does not know the adapter.
         """
+        starts = self.server.starts
         try:
             return await self._scored(adapter, ids)
         except (EngineUnreachable, _NotLoaded):
-            await self.server.ready(_READY_SECONDS)
+            await self._back(starts)
         return await self._scored(adapter, ids)
 
     async def load_adapter(self, adapter: AdapterRef, path: Path) -> None:
@@ -163,7 +166,7 @@ class VllmEngine:
             told = await self._http.post("/reset_prefix_cache")
             if not isinstance(told, dict) or told.get("success", True):
                 return
-            await asyncio.sleep(_DRAIN_LOOK_SECONDS)
+            await asyncio.sleep(_LOOK_SECONDS)
         raise EngineError("vLLM's prefix cache can't be emptied", fix="Look at vLLM's log.")
 
     async def close(self) -> None:
@@ -221,6 +224,29 @@ class VllmEngine:
             self.shelf.lost(name)
             raise _NotLoaded(str(error)) from error
 
+    async def _back(self, starts: int) -> None:
+        """Return once vLLM answers again. That it died is seen a moment later than that a call broke.
+
+        Args:
+            starts: of it, when the call was made.
+
+        Raises:
+            EngineError: it is down for good, or does not answer in time.
+        """
+        deadline = time.monotonic() + _READY_SECONDS
+        while True:
+            await self.server.ready(_READY_SECONDS)
+            if self.server.starts != starts:
+                return
+            try:
+                await self._http.get(VERSION_PATH)
+            except EngineUnreachable:
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(_LOOK_SECONDS)
+            else:
+                return
+
     def _check(self, request: GenerateRequest) -> None:
         if self._is_closed:
             raise EngineError("the engine is closed", fix="Register the model again.")
@@ -263,7 +289,7 @@ class VllmEngine:
     async def _drained(self) -> None:
         """No call is being answered; they run on other event loops, so that one has to look."""
         while self._running:  # noqa: ASYNC110 - an Event belongs to one loop
-            await asyncio.sleep(_DRAIN_LOOK_SECONDS)
+            await asyncio.sleep(_LOOK_SECONDS)
 
     async def _sleep(self) -> None:
         with self.server.patiently():

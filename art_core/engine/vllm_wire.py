@@ -20,7 +20,7 @@ from art_core.engine.api_errors import ApiError
 from art_core.engine.base import GenerateRequest
 from art_core.errors import EngineError
 
-PATH = "/art/generate"
+PATH, VERSION_PATH = "/art/generate", "/art/version"
 DOOR = "art_token_door.TokenDoor"
 """What vLLM's `--middleware` is given."""
 COLDEST = 0.01

@@ -161,6 +161,17 @@ async def test_a_call_that_meets_a_restart_is_asked_again_with_its_adapter(
     assert len(stub.loaded) == 1
 
 
+async def test_a_death_that_nobody_has_seen_yet_is_waited_for(
+    engine: VllmEngine, stub: StubVllm
+) -> None:
+    stub.stop()
+    asking = asyncio.create_task(collect(engine, request(1)))
+    await asyncio.sleep(0.1)
+    assert not asking.done()
+    await asyncio.to_thread(stub.start)
+    assert await asking == ANSWER
+
+
 async def test_one_that_breaks_before_its_first_token_is_asked_again(
     engine: VllmEngine, stub: StubVllm
 ) -> None:
