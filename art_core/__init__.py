@@ -31,6 +31,7 @@ from art_core.gather import (
 from art_core.iterate import DatasetBatch, iterate_dataset
 from art_core.model import Model, TrainableModel
 from art_core.retry import retry
+from art_core.sft.dataset import SFTChunk, create_sft_dataset_iterator
 from art_core.sft.file import iterate_file
 from art_core.sft.run import SFTResult, train_sft_from_file
 from art_core.sft.schedule import create_lr_schedule
@@ -60,6 +61,7 @@ __all__ = [
     "ModelConfig",
     "Origin",
     "RolloutFailure",
+    "SFTChunk",
     "SFTResult",
     "Sampling",
     "SamplingConfig",
@@ -73,6 +75,7 @@ __all__ = [
     "TrajectoryGroup",
     "VllmConfig",
     "create_lr_schedule",
+    "create_sft_dataset_iterator",
     "errors",
     "gather_trajectories",
     "gather_trajectory_groups",

@@ -197,6 +197,8 @@ def _idle(c: TrainConfig) -> None:
         "mismatch_low": mismatch,
         "mismatch_high": mismatch,
         "entropy_step": (c.entropy_target is not None, "entropy_target"),
+        "kl_penalty_reference_step": (c.kl_penalty_coef > 0, "kl_penalty_coef"),
+        "kl_ref_adapter_path": (c.kl_penalty_coef > 0, "kl_penalty_coef"),
     }
     for name, (acts, needed) in needs.items():
         value = getattr(c, name)

@@ -37,6 +37,9 @@ class Skipped:
     """Index in the train call's groups; in supervised training, of the trajectory."""
     reason: str
     trajectories: int
+    """How many."""
+    trajectory: int | None = None
+    """Index in its group of the one that was left out by itself; None: all of the group."""
 
 
 @dataclass(frozen=True)

@@ -121,6 +121,11 @@ class TrainConfig(_Config):
     entropy_top_share: float = Field(1.0, gt=0.0, le=1.0)
     """Share of a step's tokens, those of the highest entropy, that the policy loss looks at
     (arXiv:2506.01939 uses 0.2); the others count in the mean all the same."""
+    observation_coef: float = Field(0.0, ge=0.0)
+    """Weight of the mean cross-entropy (nats) of what the environment said to the calls that are
+    trained: tools' results, the user's next message, as the template shows them. It learns from
+    trajectories of any reward and computes next to nothing more (ECHO, arXiv:2605.24517). With
+    `equal_groups="keep"`, from groups with nothing to compare too."""
     aggregation: Aggregation = "token"
     """What is averaged: tokens of the step, calls, or trajectories; or the sum over calls of
     `horizon` tokens (Dr. GRPO)."""
@@ -227,6 +232,8 @@ class TrainSFTConfig(_Config):
     weight_decay: float = Field(0.0, ge=0.0)
     max_tokens_per_row: int = Field(4096, ge=16)
     """Positions computed at once, unless one answer alone needs more."""
+    max_nonfinite_steps: int = Field(3, ge=1)
+    """As in `TrainConfig`. A call that has one such optimizer step learns nothing."""
 
     @model_validator(mode="after")
     def _is_possible(self) -> TrainSFTConfig:

@@ -8,7 +8,8 @@ training steps, logs and state in the run folder. Left out: how serving and trai
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping
 from typing import Any, Generic, cast
 
 from openai import AsyncOpenAI
@@ -19,8 +20,11 @@ from art_core.backend import Backend, TrainResult
 from art_core.bookmarks import Bookmark
 from art_core.capture import Target
 from art_core.config import ModelConfig, TrainConfig, TrainSFTConfig
-from art_core.errors import ConfigError, GroupError, ModelNotRegistered
+from art_core.errors import ConfigError, ModelNotRegistered
+from art_core.given import Loggable, as_groups, conversations, no_dev_config, settled
 from art_core.names import check_name
+from art_core.plural import plural
+from art_core.progress import progress
 from art_core.route import route_to
 from art_core.rundir import RunDir
 from art_core.runlog import log_step
@@ -28,7 +32,6 @@ from art_core.trajectories import Trajectory, TrajectoryGroup
 from art_core.transport import HOLD_TIMEOUT, async_client
 
 ConfigT = TypeVar("ConfigT", default=Any)
-Loggable = Trajectory | BaseException | TrajectoryGroup
 
 
 class Model(BaseModel, Generic[ConfigT]):
@@ -162,7 +165,7 @@ class Model(BaseModel, Generic[ConfigT]):
             ConfigError: a metric is no number, or `split` breaks the rule for names.
             RunFolderError: the disk is full or refuses.
         """
-        groups = [] if trajectories is None else _as_groups(trajectories)
+        groups = [] if trajectories is None else as_groups(trajectories)
         step = await self.get_step() if step is None else step
         run = self._run_dir()
         await asyncio.to_thread(run.describe)
@@ -288,7 +291,7 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
         """
         backend = self.backend()
         return await backend.train(
-            self, _settled(groups), config or TrainConfig(), bookmark=bookmark
+            self, settled(groups), config or TrainConfig(), bookmark=bookmark
         )
 
     async def bookmarks(self) -> dict[str, dict[str, Any]]:
@@ -299,6 +302,8 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
         self,
         trajectories: Iterable[Trajectory] | Trajectory,
         config: TrainSFTConfig | None = None,
+        _config: Mapping[str, Any] | None = None,
+        verbose: bool = False,
         *,
         bookmark: Bookmark | None = None,
     ) -> TrainResult:
@@ -311,16 +316,25 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
         Args:
             trajectories: conversations; rewards are not looked at.
             config: None means the defaults.
+            _config: ART's; refused unless it is empty.
+            verbose: show what was learned and what was left out when it is done.
             bookmark: kept with the step; `train_sft_from_file` uses it.
 
         Raises:
             ModelNotRegistered: there is no backend yet.
+            ConfigError: something is set in `_config`.
             NoTrainableTokens: nothing is left to learn; the message counts why.
             TrainingError: the step failed; the weights are those of the last whole step.
         """
-        return await self.backend().train_sft(
-            self, _conversations(trajectories), config or TrainSFTConfig(), bookmark=bookmark
+        no_dev_config(_config)
+        rows = conversations(trajectories)
+        result = await self.backend().train_sft(
+            self, rows, config or TrainSFTConfig(), bookmark=bookmark
         )
+        if verbose:
+            with progress("sft") as display:
+                display.show(len(rows), len(rows), _told(result))
+        return result
 
     async def sft_loss(
         self,
@@ -333,7 +347,7 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
             ModelNotRegistered, NoTrainableTokens: as `train_sft`.
         """
         return await self.backend().sft_loss(
-            self, _conversations(trajectories), config or TrainSFTConfig()
+            self, conversations(trajectories), config or TrainSFTConfig()
         )
 
     async def log(
@@ -345,7 +359,7 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
         step: int | None = None,
     ) -> None:
         """As `Model.log`, kept by the backend."""
-        groups = [] if trajectories is None else _as_groups(trajectories)
+        groups = [] if trajectories is None else as_groups(trajectories)
         await self.backend().log(self, groups, split=split, metrics=metrics, step=step)
 
     async def delete_checkpoints(self, best_checkpoint_metric: str = "val/reward") -> list[int]:
@@ -358,48 +372,9 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
         return await self.backend().delete_checkpoints(self, best_metric=best_checkpoint_metric)
 
 
-def _as_groups(given: Iterable[Loggable] | Loggable) -> list[TrajectoryGroup]:
-    """Groups as they are; loose trajectories and exceptions as one group."""
-    if isinstance(given, TrajectoryGroup):
-        return [given]
-    items = [given] if isinstance(given, Trajectory | BaseException) else list(given)
-    groups = [item for item in items if isinstance(item, TrajectoryGroup)]
-    loose = [item for item in items if isinstance(item, Trajectory | BaseException)]
-    if len(groups) + len(loose) != len(items) or (groups and loose):
-        raise GroupError(
-            "what is logged",
-            got=[type(item).__name__ for item in items],
-            expected="TrajectoryGroups, or trajectories and exceptions, not mixed",
-        )
-    return groups if groups else [TrajectoryGroup(loose)] if loose else []
-
-
-def _settled(given: Iterable[TrajectoryGroup] | TrajectoryGroup) -> Sequence[TrajectoryGroup]:
-    groups = [given] if isinstance(given, TrajectoryGroup) else list(given)
-    for index, group in enumerate(groups):
-        if not isinstance(group, TrajectoryGroup):
-            raise GroupError(
-                f"item {index} of what is trained is a {type(group).__name__}",
-                got=group,
-                expected="an art.TrajectoryGroup",
-                fix="Give groups: rewards are compared within a group.",
-            )
-        if group.pending:
-            raise GroupError(
-                f"group {index} has {len(group.pending)} rollouts that were not awaited",
-                fix="First: groups = await art.gather_trajectory_groups(groups).",
-            )
-    return groups
-
-
-def _conversations(given: Iterable[Trajectory] | Trajectory) -> list[Trajectory]:
-    trajectories = [given] if isinstance(given, Trajectory) else list(given)
-    for index, trajectory in enumerate(trajectories):
-        if not isinstance(trajectory, Trajectory):
-            raise GroupError(
-                f"item {index} of what is trained is a {type(trajectory).__name__}",
-                got=trajectory,
-                expected="an art.Trajectory",
-                fix="Give conversations: art.Trajectory(messages_and_choices=[...]).",
-            )
-    return trajectories
+def _told(result: TrainResult) -> str:
+    """What supervised training did, in a line."""
+    loss = f"step {result.step}, loss {result.metrics.get('loss', math.nan):.3f}"
+    left_out = f"{plural(len(result.skipped), 'row')} left out" if result.skipped else ""
+    why = result.reasons[0] if result.reasons else ""
+    return "; ".join(part for part in (loss if result.trained else "", left_out, why) if part)

@@ -156,7 +156,10 @@ def _read_events(raw: bytes, error: str | None) -> Reply:
             break
         part = _json(data)
         if not isinstance(part, Mapping):
-            garbled = garbled or f"an event of the stream is not JSON: {_said(None, data)}"
+            if data.lstrip()[:1] == b"{":  # perhaps one that a break cut in two
+                garbled = garbled or f"an event of the stream is not JSON: {_said(None, data)}"
+            else:
+                said = said or no_object(data)
             continue
         reply.read_extras(part)
         if part.get("error"):
@@ -175,6 +178,11 @@ def _read_events(raw: bytes, error: str | None) -> Reply:
     elif not finished:
         reply.error = "the stream ended without a finish_reason"
     return reply
+
+
+def no_object(data: bytes) -> str:
+    """What is wrong with an event's data that does not begin as a JSON object does."""
+    return f"an event of the stream is no JSON object: {_said(None, data)}"
 
 
 def events(raw: bytes) -> Iterator[bytes]:

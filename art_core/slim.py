@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from art_core.json_bytes import read_json, write_json
-from art_core.reply import events
+from art_core.reply import events, no_object
 
 _BLANK_LINE = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _FINISH = re.compile(rb'"finish_reason"\s*:\s*"[^"]')
@@ -49,6 +49,8 @@ class SlimStream:
     on together: some clients hang up at a finish_reason, and the answer is whole all the same. Of
     several finish_reasons of a choice the last is handed on: LangChain adds them up ("stopstop").
     Events without data, such as a ping, are left out: OpenAI's client takes them for broken JSON.
+    Data that can be no object becomes an error in OpenAI's form, which its client raises as an
+    `APIError`; as it came, it would break in whatever reads the event.
 
     Args:
         asked: the body of the request as its caller wrote it.
@@ -81,7 +83,7 @@ class SlimStream:
         return b"".join([*ready, *self._ended(), part])
 
     def _add(self, block: bytes, ready: list[bytes]) -> None:
-        for data in _data(block):
+        for data in map(_object_or_error, _data(block)):
             if self._ending or _FINISH.search(data):
                 self._ending.append(self._slim(data))
                 if data.startswith(_DONE):
@@ -111,6 +113,12 @@ def _data(block: bytes) -> Iterator[bytes]:
         yield block[6:-2]  # as servers send it; all else takes five times as long
     else:
         yield from events(block)
+
+
+def _object_or_error(data: bytes) -> bytes:
+    if data.startswith((b"{", _DONE)) or data.lstrip().startswith((b"{", _DONE)):
+        return data
+    return write_json({"error": {"message": no_object(data), "type": "server_error"}})
 
 
 def _event(data: bytes) -> bytes:

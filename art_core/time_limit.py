@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 _RECHECK_SECONDS = 0.02
 """Shortest wait before a limit that held time has moved is looked at again."""
@@ -50,18 +50,50 @@ HELD = _HeldTime()
 """Of this process: the gates of its engines tell it when they close and open."""
 
 
+class Waiting:
+    """Time that one limit does not count beside held time: somebody else is waited for."""
+
+    def __init__(self) -> None:
+        self._total = 0.0
+        self._begun: float | None = None
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """The time of the block is not counted; blocks don't overlap."""
+        self._begun = _unheld()
+        try:
+            yield
+        finally:
+            self._total, self._begun = self.seconds(), None
+
+    def seconds(self) -> float:
+        """How long it was waited, without held time, which no limit counts anyhow."""
+        return self._total + (0.0 if self._begun is None else _unheld() - self._begun)
+
+
+def _unheld() -> float:
+    """A clock that stands still while anything is held."""
+    return time.monotonic() - HELD.seconds()
+
+
 @asynccontextmanager
-async def time_limit(seconds: float | None) -> AsyncIterator[asyncio.Timeout]:
-    """`asyncio.timeout(seconds)`, held time not counted; None sets no limit."""
+async def time_limit(
+    seconds: float | None, waiting: Waiting | None = None
+) -> AsyncIterator[asyncio.Timeout]:
+    """`asyncio.timeout(seconds)`, held time not counted; None sets no limit.
+
+    Args:
+        waiting: time that is not counted either.
+    """
     async with asyncio.timeout(None) as limit:
         loop = asyncio.get_running_loop()
         timer: asyncio.TimerHandle | None = None
-        begun, held_before = time.monotonic(), HELD.seconds()
+        begun = _unheld()
 
         def check() -> None:
             nonlocal timer
             assert seconds is not None
-            left = seconds - (time.monotonic() - begun) + (HELD.seconds() - held_before)
+            left = seconds - (_unheld() - begun) + (waiting.seconds() if waiting else 0.0)
             if left <= 0.0:
                 limit.reschedule(loop.time())
             else:

@@ -6,11 +6,13 @@ the policy. Set-up and tear-down run inside the rollout's scope and outside its 
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
+from art_core.time_limit import time_limit
 from art_core.trajectories import Trajectory
 
 Hook: TypeAlias = Callable[[Trajectory], Any]
@@ -48,14 +50,24 @@ async def hooked(
             await run_hook("tear_down", tear_down, trajectory)
 
 
-async def run_hook(name: str, hook: Callable[..., Any], given: Any) -> Any:
+async def run_hook(
+    name: str, hook: Callable[..., Any], given: Any, *, timeout: float | None = None
+) -> Any:
     """What a hook makes of what it is given.
 
+    Args:
+        timeout: seconds that it may take; None: as long as it likes.
+
     Raises:
-        HookFailed: it raised.
+        HookFailed: it raised, or took longer.
     """
+    limit: asyncio.Timeout | None = None
     try:
-        made = hook(given)
-        return await made if inspect.isawaitable(made) else made
+        async with time_limit(timeout) as limit:
+            made = hook(given)
+            return await made if inspect.isawaitable(made) else made
     except Exception as error:
+        if limit is not None and limit.expired():
+            late = TimeoutError(f"no answer after {timeout:g} s")
+            raise HookFailed(name, late) from error
         raise HookFailed(name, error) from error

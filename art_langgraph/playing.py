@@ -16,6 +16,7 @@ from langgraph.pregel.protocol import PregelProtocol
 from langgraph.types import Command, Interrupt
 
 from art_core.errors import ConfigError
+from art_core.time_limit import Waiting
 from art_core.trajectories import Trajectory
 from art_langgraph.hooks import run_hook
 
@@ -41,6 +42,10 @@ class Part:
     on_interrupt: OnInterrupt | None
     max_interrupts: int
     """How often `on_interrupt` is asked."""
+    timeout: float | None
+    """Seconds that an answer of `on_interrupt` may take."""
+    asking: Waiting
+    """Time in which `on_interrupt` is waited for: the policy has no part in it."""
     store: Any
     """A store, or a factory of one; None keeps the graph's own."""
     checkpointer: Any
@@ -54,7 +59,7 @@ async def play(graph: Runnable[Any, Any], part: Part, trajectory: Trajectory) ->
 
     Raises:
         NotPlayable: the graph lacks what the part needs.
-        HookFailed: `on_interrupt` raised.
+        HookFailed: `on_interrupt` raised, or took too long.
     """
     runnable = _equipped(graph, part)
     await _check(runnable, part)
@@ -84,7 +89,8 @@ async def play(graph: Runnable[Any, Any], part: Part, trajectory: Trajectory) ->
             )
             return
         if asked < part.max_interrupts:
-            following = await _answer(part.on_interrupt, interrupts)
+            with part.asking.on():
+                following = await _answer(part.on_interrupt, interrupts, part.timeout)
     trajectory.log(f"the graph asked again after {part.max_interrupts} interrupts were answered")
 
 
@@ -120,8 +126,10 @@ async def _stopped_before(
     return (await runnable.aget_state(config)).next if any(stops) else ()
 
 
-async def _answer(on_interrupt: OnInterrupt, interrupts: Sequence[Interrupt]) -> Command[Any]:
-    answer = await run_hook("on_interrupt", on_interrupt, tuple(interrupts))
+async def _answer(
+    on_interrupt: OnInterrupt, interrupts: Sequence[Interrupt], timeout: float | None
+) -> Command[Any]:
+    answer = await run_hook("on_interrupt", on_interrupt, tuple(interrupts), timeout=timeout)
     if isinstance(answer, Command):
         return answer
     if len(interrupts) == 1:

@@ -19,7 +19,7 @@ from langgraph.types import Command
 
 from art_core.capture import Scope, open_scope
 from art_core.errors import ConfigError, RolloutFailure
-from art_core.time_limit import time_limit
+from art_core.time_limit import Waiting, time_limit
 from art_core.trajectories import Trajectory
 from art_langgraph.callbacks import TrajectoryCallbackHandler
 from art_langgraph.chosen_nodes import check_nodes, is_in
@@ -83,8 +83,9 @@ async def rollout(
         checkpointer: as `store`.
         set_up: called with the trajectory before the graph runs, outside the time limit.
         tear_down: called with it afterwards, whatever happened.
-        timeout: seconds, not counting those in which an engine of this process holds calls; what
-            was reached by then is returned with `ended="timeout"`.
+        timeout: seconds, not counting those in which an engine of this process holds calls, or
+            `on_interrupt` is waited for, which may take as long each time; what was reached by then
+            is returned with `ended="timeout"`.
         failure_reward: reward of a rollout that the policy brought to its end (recursion limit,
             context overflow, timeout, an exception raised on its output); None leaves it unset.
         metadata: kept with the trajectory; "graph" and "incomplete" are taken, see below.
@@ -130,6 +131,8 @@ async def rollout(
             context=context,
             on_interrupt=on_interrupt,
             max_interrupts=max_interrupts,
+            timeout=timeout,
+            asking=Waiting(),
             store=store,
             checkpointer=checkpointer,
             continues=continue_ is not None,
@@ -137,7 +140,7 @@ async def rollout(
         async with recorded(trajectory, scope, before):
             try:
                 async with hooked(trajectory, set_up, tear_down):
-                    opened, verdict = await _played(source, part, trajectory, scope, timeout)
+                    opened, verdict = await _played(source, part, trajectory, scope)
             except HookFailed as error:
                 failed = error
     trajectory.metadata["graph"] = told_of(trajectory, handler, thread_id)
@@ -163,7 +166,6 @@ async def _played(
     part: Part,
     trajectory: Trajectory,
     scope: Scope,
-    timeout: float | None,
 ) -> tuple[Runnable[Any, Any] | None, Verdict | None]:
     """Play the graph; its exception is kept in the trajectory, and judged.
 
@@ -173,15 +175,16 @@ async def _played(
 
     Raises:
         NotPlayable: nothing was run.
-        HookFailed: `on_interrupt` raised.
+        HookFailed: `on_interrupt` raised, or took too long.
     """
     limit: asyncio.Timeout | None = None
     opened: Runnable[Any, Any] | None = None
     played = False
     try:
-        async with time_limit(timeout) as limit, open_graph(source, part.config) as opened:
-            await play(opened, part, trajectory)
-            played = True
+        async with time_limit(part.timeout, part.asking) as limit:
+            async with open_graph(source, part.config) as opened:
+                await play(opened, part, trajectory)
+                played = True
     except NotPlayable:
         raise
     except HookFailed as failed:

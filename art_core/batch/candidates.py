@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from art_core.batch.advantages import overlong_penalty
 from art_core.batch.credit import Worth, earned, worth
 from art_core.batch.fitting import Fitted, Misfit, fit
 from art_core.calls import ModelCall
@@ -45,6 +44,11 @@ class Candidate:
     """Tokens that the model sampled in it."""
     misfits: Counter[Misfit]
     """Its calls that were left out or cut, by cause."""
+
+    @property
+    def silent(self) -> bool:
+        """It has no call to train."""
+        return self.why_silent is not None
 
 
 def candidate(
@@ -89,6 +93,16 @@ def candidate(
     )
     value = worth(reward, [by_call[c.key] for c in kept])
     return Candidate(index, kept, why_silent, value, parts, length, fitted.misfits)
+
+
+def overlong_penalty(length: int, *, limit: int, buffer: int) -> float:
+    """DAPO's soft punishment (arXiv:2503.14476, section 3.4; there 20,480 and 4,096 tokens).
+
+    0 up to limit - buffer, then falling to -1 at `limit`, -1 beyond.
+    """
+    if length > limit:
+        return -1.0
+    return min(0.0, (limit - buffer - length) / buffer)
 
 
 def _finite(reward: Any, what: str, where: str) -> float:

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from art_core.algorithms import Spread
-from art_core.batch.advantages import EPS, Yardstick, mean, means_of_the_others, std
+from art_core.batch.advantages import Yardstick
+from art_core.batch.baselines import means_of_the_others
+from art_core.batch.scales import EPS, mean, std
 from art_core.calls import Origin
 
 Place: TypeAlias = tuple[str, int]

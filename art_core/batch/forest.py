@@ -40,7 +40,12 @@ class Entries:
     temperature: Float
     distorted: npt.NDArray[np.bool_]
     call: Int
+    """All entries of a call are in one row."""
     trajectory: Int
+    staleness: Int
+    """Steps that the policy being trained is ahead of the one that sampled."""
+    observed: npt.NDArray[np.bool_]
+    """What the environment said, not the policy."""
 
     def __len__(self) -> int:
         return len(self.position)
@@ -166,4 +171,6 @@ def _entries(samples: Sequence[Sample], positions: Sequence[Int]) -> Entries:
         distorted=spread([s.distorted for s in samples]).astype(np.bool_),
         call=spread([s.call for s in samples]).astype(np.int64),
         trajectory=spread([s.trajectory for s in samples]).astype(np.int64),
+        staleness=spread([s.staleness for s in samples]).astype(np.int64),
+        observed=spread([s.observed for s in samples]).astype(np.bool_),
     )

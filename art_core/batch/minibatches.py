@@ -22,8 +22,8 @@ def minibatches(
 
     There are never more parts than trajectories. A part without any advantage is left out, unless
     something else acts on its tokens or no part has one: its update would have no gradient, and
-    drift on the momentum of those before it. The weights of a part sum to 1 over its entries,
-    but for the aggregation "constant".
+    drift on the momentum of those before it. The weights of a part sum to 1 over what the policy
+    sampled, but for the aggregation "constant".
 
     Args:
         key: not negative; the same one deals the same parts. One part alone keeps its order.
@@ -34,17 +34,32 @@ def minibatches(
         np.random.default_rng(key).shuffle(trajectories)
     dealt = [set(part.tolist()) for part in np.array_split(trajectories, count)]
     parts = [[s for s in samples if s.trajectory in part] for part in dealt]
-    if not (config.kl_penalty_coef or config.entropy_coef or config.entropy_target):
+    if not acts_without_advantage(config):
         parts = [part for part in parts if any(s.advantage for s in part)] or parts
     return [_weighted(part, config) for part in parts]
 
 
+def acts_without_advantage(config: TrainConfig) -> bool:
+    """True if something teaches tokens whose advantage is 0."""
+    return bool(
+        config.kl_penalty_coef
+        or config.entropy_coef
+        or config.entropy_target
+        or config.observation_coef
+    )
+
+
 def _weighted(samples: Sequence[Sample], config: TrainConfig) -> list[Sample]:
+    """What was observed shares `config.observation_coef` by token, beside the policy's samples."""
+    heard = sum(len(s.sampled_ids) for s in samples if s.observed)
     weights = entry_weights(
-        [len(s.sampled_ids) for s in samples],
+        [0 if s.observed else len(s.sampled_ids) for s in samples],
         [s.trajectory for s in samples],
         config.aggregation,
         horizon=config.horizon,
     )
     # `replace` takes three times as long, which shows where a step has thousands of calls.
-    return [Sample(**vars(s) | {"weight": w}) for s, w in zip(samples, weights, strict=True)]
+    return [
+        Sample(**vars(s) | {"weight": config.observation_coef / heard if s.observed else w})
+        for s, w in zip(samples, weights, strict=True)
+    ]

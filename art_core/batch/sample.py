@@ -1,4 +1,4 @@
-"""A `Sample`: one trained call as the loss needs it.
+"""A `Sample`: one trained call as the loss needs it, or what a call was told.
 
 In: a call that can be trained, its advantage, and where it stands in the step. Out: its ids, the
 sampler's logprobs and its share of the loss. Left out: whether it may be trained (candidates.py),
@@ -23,7 +23,8 @@ class Sample:
     sampled_ids: Ids
     """[S], S >= 1."""
     logprobs: Logprobs
-    """[S] of the sampler; NaN in an answer that was written, which only supervised steps take."""
+    """[S] of the sampler; NaN where nothing was sampled: in an answer that was written, which only
+    supervised steps take, and in what was observed."""
     advantage: float
     weight: float
     """Share of each of its entries in the step's loss; see `weights.entry_weights`."""
@@ -36,6 +37,9 @@ class Sample:
     """Index over the step."""
     staleness: int = 0
     """Steps that the policy being trained is ahead of the one that sampled."""
+    observed: bool = False
+    """True: the environment said it, so that the policy loss does not look at it; see
+    `TrainConfig.observation_coef`."""
 
     @classmethod
     def of(

@@ -225,7 +225,7 @@ class VllmEngine:
             raise _NotLoaded(str(error)) from error
 
     async def _back(self, starts: int) -> None:
-        """Return once vLLM answers again. That it died is seen a moment later than that a call broke.
+        """Return once vLLM answers again; that it died is seen a moment after a call broke.
 
         Args:
             starts: of it, when the call was made.

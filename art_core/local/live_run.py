@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -39,7 +39,8 @@ from art_core.rundir import RunDir
 from art_core.runlog import log_step, summarize
 from art_core.training.canary import watch_canary
 from art_core.training.sft import supervised_loss, train_supervised
-from art_core.training.trainer import OnProgress, Trainer
+from art_core.training.trainer import Trainer
+from art_core.training.watch import OnProgress
 from art_core.trajectories import Trajectory, TrajectoryGroup
 from art_core.trajectory_files import write_trajectories
 
@@ -191,30 +192,34 @@ class LiveRun:
             await asyncio.to_thread(write_trajectories, self.folder, "train", played, groups)
         result = TrainResult(played, trained=False, skipped=tuple(selection.skipped))
         if selection.samples:
-            result = await self._learn_or_skip(selection, config, reference)
+            result = await self._or_skipped(
+                self._learn_groups(selection, config, reference),
+                config.max_nonfinite_steps,
+                result.skipped,
+            )
         for skip in result.skipped:
             _log.info("not trained, of group %d: %s", skip.group, skip.reason)
         result = replace(result, metrics=counted | result.metrics)
         figures = {
             **means,
             **result.metrics,
-            "trained": result.trained,
-            "skipped": len(result.skipped),
-            **({"reason": result.reason} if result.reason else {}),
+            **_outcome(result),
+            "groups_skipped": sum(skip.trajectory is None for skip in result.skipped),
+            "trajectories_skipped": sum(skip.trajectories for skip in result.skipped),
         }
         await asyncio.to_thread(log_step, self.folder, "train", played, (), figures)
         self.mark(self._bookmark)  # also where nothing was learned
         return result
 
-    async def _learn_or_skip(
-        self, selection: Selection, config: TrainConfig, reference: Path | None
+    async def _or_skipped(
+        self, learning: Awaitable[TrainResult], allowed: int, skipped: tuple[Skipped, ...]
     ) -> TrainResult:
-        """A step that was not finite is left out, unless too many in a row were."""
+        """A step that was not finite is left out, unless `allowed` in a row were."""
         try:
-            result = await self._learn_groups(selection, config, reference)
+            result = await learning
         except NonFiniteStep as error:
             self._nonfinite += 1
-            if self._nonfinite >= config.max_nonfinite_steps:
+            if self._nonfinite >= allowed:
                 raise TrainingError(
                     f"{self._nonfinite} steps in a row were not finite; the last: {error}",
                     fix=f"Step {self.step} goes on serving.",
@@ -224,7 +229,7 @@ class LiveRun:
                 self.step,
                 trained=False,
                 metrics={"nonfinite_steps": self._nonfinite},
-                skipped=tuple(selection.skipped),
+                skipped=skipped,
                 reason=f"{error.tensor}: {error}",
             )
         self._nonfinite = 0
@@ -260,8 +265,12 @@ class LiveRun:
 
         skipped = tuple(Skipped(row, why, 1) for row, why in written.left_out.items())
         samples = [sample for batch in batches for sample in batch]
-        result = await self._learn(train, samples, skipped=skipped)
-        await asyncio.to_thread(log_step, self.folder, "sft", before, (), result.metrics)
+        result = await self._or_skipped(
+            self._learn(train, samples, skipped=skipped), config.max_nonfinite_steps, skipped
+        )
+        figures = {**result.metrics, **_outcome(result)}
+        await asyncio.to_thread(log_step, self.folder, "sft", before, (), figures)
+        self.mark(self._bookmark)  # also where nothing was learned
         return result
 
     async def _written(self, trajectories: Sequence[Trajectory], config: TrainSFTConfig) -> Written:
@@ -361,6 +370,11 @@ def _drift(groups: Sequence[TrajectoryGroup], tokenizer: Tokenizer) -> dict[str,
         first = next(drift for drift in found if drift.cause == cause)
         _log.warning("%d calls drifted from the history they appended to: %s", number, first)
     return {"drift": len(found), **{f"drift/{cause}": n for cause, n in causes.items()}}
+
+
+def _outcome(result: TrainResult) -> dict[str, Any]:
+    """For the log: whether something was learned, and why not."""
+    return {"trained": result.trained, **({"reason": result.reason} if result.reason else {})}
 
 
 async def _to_its_end(task: asyncio.Task[T], stop: threading.Event) -> T:

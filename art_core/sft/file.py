@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import IO
 
 from art_core.errors import ConfigError, DataFileError
+from art_core.plural import plural
 from art_core.sft.conversation import Conversation
 from art_core.sft.lines import open_lines, parse_line, read_lines
 from art_core.sft.shapes import read_row
@@ -59,14 +60,17 @@ class FileReport:
 
     def __str__(self) -> str:
         shapes = ", ".join(f"{n} {shape}" for shape, n in self.shapes.items())
-        lines = [f"{self.path}: {self.rows} rows to train" + (f" ({shapes})" if shapes else "")]
-        lines.append(f"{self.answers} answers to learn, {self.with_tools} rows with tools")
+        rows, answers = plural(self.rows, "row"), plural(self.answers, "answer")
+        lines = [f"{self.path}: {rows} to train" + (f" ({shapes})" if shapes else "")]
+        lines.append(f"{answers} to learn, {plural(self.with_tools, 'row')} with tools")
         if self.untrained:
-            lines.append(f"{self.untrained} rows left out: all their answers have weight 0")
+            lines.append(
+                f"{plural(self.untrained, 'row')} left out: no answer has a weight above 0"
+            )
         if self.repeats:
-            lines.append(f"{self.repeats} rows repeat an earlier one")
+            lines.append(f"{plural(self.repeats, 'repeat')} of an earlier row")
         for text, (number, line) in self.warnings.items():
-            lines.append(f"ignored: {text} ({number} rows, first in line {line})")
+            lines.append(f"ignored: {text} ({plural(number, 'row')}, first in line {line})")
         lines += [f"line {line} refused: {why}" for line, why in self.reasons]
         if self.refused > len(self.reasons):
             lines.append(f"and {self.refused - len(self.reasons)} more refused")

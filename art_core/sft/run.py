@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,12 @@ from art_core.backend import TrainResult
 from art_core.bookmarks import Bookmark
 from art_core.config import TrainSFTConfig
 from art_core.errors import ConfigError, NoTrainableTokens
+from art_core.given import no_dev_config
 from art_core.model import TrainableModel
 from art_core.progress import progress
-from art_core.sft.file import ConversationFile, as_trajectory, check_numbers, iterate_file
+from art_core.sft.file import ConversationFile, as_trajectory, check_numbers
+from art_core.sft.place import Place, identity_of, place_of
+from art_core.sft.plan import Plan, rows_in
 from art_core.sft.schedule import Schedule, create_lr_schedule
 from art_core.trajectories import Trajectory
 
@@ -40,7 +44,8 @@ class SFTResult:
     best_step: int | None = None
     """The step with the lowest of them."""
     left_out: int = 0
-    """Rows that were left out in this call, too long or refused by the chat template."""
+    """Rows that were left out in this call: too long, refused by the chat template, or of steps
+    that were not finite."""
     left_out_why: str | None = None
     """Of the first of them."""
 
@@ -55,6 +60,7 @@ async def train_sft_from_file(
     warmup_ratio: float = 0.1,
     initial_step: int = 0,
     final_step: int | None = None,
+    _config: Mapping[str, Any] | None = None,
     verbose: bool = False,
     shuffle_buffer_size: int = 10_000,
     *,
@@ -81,6 +87,7 @@ async def train_sft_from_file(
         initial_step: optimizer steps that are left out at the beginning, of a run that is new.
         final_step: stop after this optimizer step, counted over all epochs; calling again with a
             later one goes on.
+        _config: ART's; refused unless it is empty.
         verbose: show how far it is.
         shuffle_buffer_size, skip_refused: as in `iterate_file`.
         seed: of the orders.
@@ -89,17 +96,19 @@ async def train_sft_from_file(
             Another name begins anew.
         config: for what is not said above; its learning rate and batch size are not used.
         eval_file: a file whose loss is logged as "val/sft_loss" before the first step and after
-            each.
+            each. Where it is another than before, its losses begin anew, and a run that was
+            stopped early by the old one goes on.
         patience: stop when that loss was not lower than its lowest for so many steps.
         drop_repeats: leave out rows that say the same as an earlier one.
 
     Raises:
         DataFileError: a file can't be read, or has a bad row or none.
-        ConfigError: a setting can't work, or the file or the seed is another than the one that the
-            model's checkpoint has a place in.
+        ConfigError: a setting can't work or is in `_config`, or the file or the seed is another
+            than the one that the model's checkpoint has a place in.
         NoTrainableTokens: no row of the file can be trained.
         As `TrainableModel.train_sft`.
     """
+    no_dev_config(_config)
     check_numbers(
         epochs=epochs,
         batch_size=batch_size,
@@ -115,12 +124,14 @@ async def train_sft_from_file(
         raise ConfigError("patience", got=patience, expected="1 or more, with an eval_file")
     with ConversationFile(file_path, drop_repeats=drop_repeats) as file:
         file.require(skip_refused=skip_refused)
-        plan = _Plan(file, epochs, batch_size, seed, shuffle_buffer_size)
-        name = name or Path(file_path).name
+        order = partial(file.order, seed=seed, window=shuffle_buffer_size)
+        plan = Plan(len(file), epochs, batch_size, order)
         run = _Run(
             model=model,
+            file=file,
             plan=plan,
-            name=name,
+            name=name or Path(file_path).name,
+            identity=identity_of(file, seed=seed, window=shuffle_buffer_size),
             rates=create_lr_schedule(
                 plan.steps, peak_lr, schedule_type, int(warmup_ratio * plan.steps)
             ),
@@ -130,108 +141,49 @@ async def train_sft_from_file(
             held_out=None if eval_file is None else _held_out(eval_file, skip_refused),
             patience=patience,
         )
-        place = plan.place((await model.bookmarks()).get(name), initial_step)
-        return await run.go_on(place, shown=verbose)
+        return await run.go_on(await run.begin(initial_step), shown=verbose)
 
 
 @dataclass(frozen=True)
-class _Place:
-    """How far a run over a file has come."""
+class _HeldOut:
+    """What is looked at and never trained."""
 
-    rows: int
-    """Given out and trained, over all epochs."""
-    losses: tuple[tuple[int, float], ...] = ()
-    """(step, loss of the held-out file) so far."""
-    stopped: bool = False
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """Which rows come when: depends on the file, the seed and the epoch, not on batches."""
-
-    file: ConversationFile
-    epochs: int
-    batch: int
-    seed: int
-    window: int
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return -(-len(self.file) // self.batch)
-
-    @property
-    def steps(self) -> int:
-        return self.epochs * self.steps_per_epoch
-
-    def step_at(self, rows: int) -> int:
-        """Optimizer steps that lie before row `rows`, in batches of today's size."""
-        epoch, begin = divmod(rows, len(self.file))
-        return epoch * self.steps_per_epoch + begin // self.batch
-
-    def rows_at(self, step: int) -> int:
-        epoch, done = divmod(step, self.steps_per_epoch)
-        return epoch * len(self.file) + done * self.batch
-
-    def chunk(self, rows: int, end: int, size: int) -> list[list[int]]:
-        """At most `size` batches from row `rows` on, of one epoch: rows of the file."""
-        epoch, begin = divmod(rows, len(self.file))
-        order = self.file.order(epoch, seed=self.seed, window=self.window)
-        last = min(len(order), begin + end - rows, begin + size * self.batch)
-        return [order[at : min(at + self.batch, last)] for at in range(begin, last, self.batch)]
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What the order of the rows depends on."""
-        return {
-            "fingerprint": self.file.fingerprint,
-            "rows_in_file": len(self.file),
-            "seed": self.seed,
-            "shuffle_buffer_size": self.window,
-        }
-
-    def place(self, kept: Mapping[str, Any] | None, initial_step: int) -> _Place:
-        """Where to begin.
-
-        Raises:
-            ConfigError: `kept` is of another file or order, or there is no such initial step.
-        """
-        if kept is None:
-            if initial_step > self.steps:
-                raise ConfigError(
-                    "initial_step", got=initial_step, expected=f"one of the run's {self.steps}"
-                )
-            return _Place(self.rows_at(initial_step))
-        for key, own in self.identity.items():
-            if kept.get(key) != own:
-                raise ConfigError(
-                    f"the model's checkpoint has a place in another file or order: its {key!r}",
-                    got=own,
-                    expected=repr(kept.get(key)),
-                    fix="Go on with the same file and settings, or give this run a name of its "
-                    "own: train_sft_from_file(..., name=...).",
-                )
-        losses = tuple((int(step), float(loss)) for step, loss in kept["losses"])
-        return _Place(int(kept["rows"]), losses, bool(kept["stopped"]))
-
-    def bookmark(self, place: _Place) -> dict[str, Any]:
-        losses = [list(pair) for pair in place.losses]
-        kept = {"rows": place.rows, "losses": losses, "stopped": place.stopped}
-        return {**kept, **self.identity}
+    rows: list[Trajectory]
+    fingerprint: str
 
 
 @dataclass(frozen=True)
 class _Run:
     model: TrainableModel[Any]
-    plan: _Plan
+    file: ConversationFile
+    plan: Plan
     name: str
+    identity: dict[str, Any]
     rates: list[float]
     config: TrainSFTConfig
     last: int
     chunk: int
-    held_out: list[Trajectory] | None
+    held_out: _HeldOut | None
     patience: int | None
 
-    async def go_on(self, place: _Place, *, shown: bool) -> SFTResult:
+    async def begin(self, initial_step: int) -> Place:
+        """Where the model's checkpoint has left the file off, or else before `initial_step`.
+
+        Raises:
+            ConfigError: it is in another file or order, or there is no such initial step.
+        """
+        kept = (await self.model.bookmarks()).get(self.name)
+        if kept is not None:
+            return place_of(kept, self.identity).seen_with(
+                None if self.held_out is None else self.held_out.fingerprint
+            )
+        if initial_step > self.plan.steps:
+            raise ConfigError(
+                "initial_step", got=initial_step, expected=f"one of the run's {self.plan.steps}"
+            )
+        return Place(self.plan.rows_at(initial_step))
+
+    async def go_on(self, place: Place, *, shown: bool) -> SFTResult:
         """Train from `place` to the end.
 
         Raises:
@@ -250,12 +202,14 @@ class _Run:
                 batches = plan.chunk(place.rows, end, self.chunk)
                 place, first = self._after(place, batches), plan.step_at(place.rows)
                 try:
-                    results.append(await self._train(batches, first, place))
-                    left_out += len(results[-1].skipped)
-                    why = why or next((skip.reason for skip in results[-1].skipped), None)
+                    result = await self._train(batches, first, place)
+                    if result.trained:
+                        results.append(result)
+                    left_out += len(result.skipped) if result.trained else rows_in(batches)
+                    why = why or next(iter(result.reasons), None)
                 except NoTrainableTokens as error:  # of these few; others may be well
                     refused = error
-                    left_out += sum(map(len, batches))
+                    left_out += rows_in(batches)
                     why = why or str(error)
                 told = f"loss {results[-1].metrics['loss']:.3f}" if results else ""
                 display.show(plan.step_at(place.rows), plan.steps, told)
@@ -267,7 +221,7 @@ class _Run:
         best = min(place.losses, key=lambda pair: pair[1], default=None)
         return SFTResult(
             step=await self.model.get_step(),
-            finished=place.stopped or place.rows >= plan.epochs * len(plan.file),
+            finished=place.stopped or place.rows >= plan.rows,
             updates=plan.step_at(place.rows),
             loss=results[-1].metrics["loss"] if results else None,
             eval_losses=[loss for _, loss in place.losses],
@@ -276,22 +230,22 @@ class _Run:
             left_out_why=why,
         )
 
-    def _after(self, place: _Place, batches: list[list[int]]) -> _Place:
-        return replace(place, rows=place.rows + sum(map(len, batches)))
+    def _after(self, place: Place, batches: list[list[int]]) -> Place:
+        return replace(place, rows=place.rows + rows_in(batches))
 
-    def _bookmark(self, place: _Place) -> Bookmark:
-        return Bookmark(self.name, self.plan.bookmark(place))
+    def _bookmark(self, place: Place) -> Bookmark:
+        return Bookmark(self.name, place.kept(self.identity))
 
-    async def _train(self, batches: list[list[int]], first: int, after: _Place) -> TrainResult:
+    async def _train(self, batches: list[list[int]], first: int, after: Place) -> TrainResult:
         """Optimizer steps from `first` on, one a batch; `after` is kept with what they learned."""
         rates = tuple(self.rates[first : first + len(batches)])
         config = self.config.model_copy(
             update={"learning_rate": rates, "batch_size": self.plan.batch}
         )
-        rows = [as_trajectory(self.plan.file[row]) for batch in batches for row in batch]
+        rows = [as_trajectory(self.file[row]) for batch in batches for row in batch]
         return await self.model.train_sft(rows, config, bookmark=self._bookmark(after))
 
-    async def _look(self, place: _Place) -> _Place:
+    async def _look(self, place: Place) -> Place:
         """The held-out loss of the step as it is now, and whether it is time to stop.
 
         Done before each chunk, so that a run which was killed after a chunk was saved looks again.
@@ -299,15 +253,21 @@ class _Run:
         step = await self.model.get_step()
         if self.held_out is None or (place.losses and place.losses[-1][0] == step):
             return place
-        loss = await self.model.sft_loss(self.held_out, self.config)
+        loss = await self.model.sft_loss(self.held_out.rows, self.config)
         await self.model.log(split="val", metrics={"sft_loss": loss}, step=step)
         losses = (*place.losses, (step, loss))
         lowest = min(range(len(losses)), key=lambda i: losses[i][1])
         since = len(losses) - 1 - lowest
         return replace(
-            place, losses=losses, stopped=self.patience is not None and since >= self.patience
+            place,
+            losses=losses,
+            stopped=self.patience is not None and since >= self.patience,
+            eval_fingerprint=self.held_out.fingerprint,
         )
 
 
-def _held_out(path: str | Path, skip_refused: bool) -> list[Trajectory]:
-    return list(iterate_file(path, shuffle_buffer_size=1, skip_refused=skip_refused))
+def _held_out(path: str | Path, skip_refused: bool) -> _HeldOut:
+    with ConversationFile(path) as file:
+        file.require(skip_refused=skip_refused)
+        rows = [as_trajectory(file[row]) for row in range(len(file))]
+        return _HeldOut(rows, file.fingerprint)

@@ -6,8 +6,9 @@ value a token. Estimators as in Schulman, "Approximating KL divergence" (joschu.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
+
+from art_core.training.ratio import ratio
 
 
 def k1(new: Tensor, reference: Tensor) -> Tensor:
@@ -22,13 +23,12 @@ def k2(new: Tensor, reference: Tensor) -> Tensor:
 
 def k3(new: Tensor, reference: Tensor) -> Tensor:
     """exp(-d) + d - 1: GRPO's (arXiv:2402.03300); never negative, its gradient is biased."""
-    gap = new - reference
-    return torch.exp(-gap) + gap - 1.0
+    return ratio(reference, new) + new - reference - 1.0
 
 
 def k3_weighted(new: Tensor, old: Tensor, reference: Tensor) -> Tensor:
     """rho k3, rho = exp(n - o) with its gradient: DeepSeek-V3.2's unbiased form (2512.02556)."""
-    return torch.exp(new - old) * k3(new, reference)
+    return ratio(new, old) * k3(new, reference)
 
 
 def penalised(advantage: Tensor, gap: Tensor, *, coef: float) -> Tensor:

@@ -17,8 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from art_core.batch.forest import Entries, Float, Row
-from art_core.batch.sample import Sample
+from art_core.batch.forest import Float, Int, Row
 from art_core.config import TrainConfig
 from art_core.nn.lora import LoraModel
 from art_core.training import kl
@@ -29,14 +28,14 @@ from art_core.training.loss import Tokens
 
 @dataclass(frozen=True, eq=False)
 class KnownRow:
-    """A row, and columns [E] of its entries."""
+    """A row, and columns [P] of those of its E entries that the policy sampled."""
 
     row: Row
+    own: npt.NDArray[np.bool_]
+    """[E] which entries those are; the others were observed."""
     old: Float
     """What ratios are against; NaN: the policy of the moment, so that the ratio is 1."""
     advantage: Float
-    staleness: Float
-    """Steps."""
     sampler: Float | None = None
     """The sampler's logprobs where they are weighed against `old`, and `old` itself where they are
     distorted. None: there is nothing to weigh."""
@@ -50,10 +49,13 @@ class KnownRow:
     """Entries that the policy loss does not look at; None: none."""
 
     def tokens(self, logprobs: Tensor, entropies: Tensor) -> Tokens:
-        """With what the policy of the moment says of the entries."""
-        device, entries = logprobs.device, self.row.entries
+        """With what the policy of the moment says of the row's entries [E]."""
+        device, entries, own = logprobs.device, self.row.entries, self.own
+        if not own.all():
+            at = torch.as_tensor(own, device=device)
+            logprobs, entropies = logprobs[at], entropies[at]
 
-        def tensor(values: Float) -> Tensor:
+        def tensor(values: Float | Int) -> Tensor:
             return torch.as_tensor(values, device=device).to(logprobs.dtype)
 
         old, out = tensor(self.old), self.left_out
@@ -62,20 +64,27 @@ class KnownRow:
             entropy=entropies,
             old=torch.where(old.isnan(), logprobs.detach(), old),
             advantage=tensor(self.advantage),
-            weight=tensor(entries.weight),
-            call=torch.as_tensor(entries.call, device=device),
+            weight=tensor(entries.weight[own]),
+            call=torch.as_tensor(entries.call[own], device=device),
             sampler=None if self.sampler is None else tensor(self.sampler),
             reference=None if self.reference is None else tensor(self.reference),
-            staleness=tensor(self.staleness),
+            staleness=tensor(entries.staleness[own]),
             left_out=None if out is None else torch.as_tensor(out, device=device),
         )
+
+    def observed(self, logprobs: Tensor) -> tuple[Tensor, Tensor] | None:
+        """(logprob, weight) of the entries that were observed; None: there are none."""
+        if self.own.all():
+            return None
+        weight = torch.as_tensor(self.row.entries.weight[~self.own], device=logprobs.device)
+        at = torch.as_tensor(~self.own, device=logprobs.device)
+        return logprobs[at], weight.to(logprobs.dtype)
 
 
 def known_rows(
     model: LoraModel,
     name: str,
     updates: Sequence[Sequence[Row]],
-    samples: Sequence[Sample],
     config: TrainConfig,
     reference: Path | None,
 ) -> tuple[list[list[KnownRow]], dict[str, float]]:
@@ -88,44 +97,35 @@ def known_rows(
     Raises:
         CheckpointError: the reference is no adapter of this base model.
     """
-    lengths = {s.call: len(s.sampled_ids) for s in samples}
-    staleness = {s.call: float(s.staleness) for s in samples}
     shaped = bool(config.kl_penalty_coef) and config.kl_penalty in ("advantage", "reward")
     rows = []
     every = shaped or config.old_logprobs == "recomputed" or config.entropy_top_share < 1.0
     with model.acting(name):
         for row in (row for update in updates for row in update):
-            _check_whole(row.entries, lengths)
             now = entropy = None
             if every or (len(updates) > 1 and row.entries.distorted.any()):
-                now, entropy = _passed(model, row)
-            stale = np.array([staleness[c] for c in row.entries.call.tolist()])
-            rows.append(replace(_begun(row, now, stale, config), entropy=entropy))
+                now, entropy = (column[~row.entries.observed] for column in _passed(model, row))
+            rows.append(replace(_begun(row, now, config), entropy=entropy))
     if config.entropy_top_share < 1.0:
         rows = _of_high_entropy(rows, config.entropy_top_share)
     figures: dict[str, float] = {}
     if config.kl_penalty_coef:
         with _adapter(model, name, reference) as other, model.acting(other):
-            rows = [replace(row, reference=_passed(model, row.row)[0]) for row in rows]
+            rows = [replace(row, reference=_passed(model, row.row)[0][row.own]) for row in rows]
     if shaped:
         rows, figures = _with_kl(rows, config)
     following = iter(rows)
     return [[next(following) for _ in update] for update in updates], figures
 
 
-def _check_whole(entries: Entries, lengths: dict[int, int]) -> None:
-    """A call is never parted over two rows: forms that look at whole calls lean on it."""
-    for call, count in zip(*np.unique(entries.call, return_counts=True), strict=True):
-        assert lengths[int(call)] == count, f"call {call} was parted"
-
-
-def _begun(row: Row, now: Float | None, staleness: Float, config: TrainConfig) -> KnownRow:
-    entries = row.entries
-    recomputed = np.full(len(entries), np.nan) if now is None else now
-    old, sampler = np.where(entries.distorted, recomputed, entries.logprob), None
+def _begun(row: Row, now: Float | None, config: TrainConfig) -> KnownRow:
+    own = ~row.entries.observed
+    recomputed = np.full(own.sum(), np.nan) if now is None else now
+    said = np.where(row.entries.distorted[own], recomputed, row.entries.logprob[own])
+    old, sampler = said, None
     if config.old_logprobs == "recomputed":
-        old, sampler = recomputed, np.where(entries.distorted, recomputed, entries.logprob)
-    return KnownRow(row, old, entries.advantage, staleness, sampler=sampler, now=now)
+        old, sampler = recomputed, said
+    return KnownRow(row, own, old, row.entries.advantage[own], sampler=sampler, now=now)
 
 
 def _passed(model: LoraModel, row: Row) -> tuple[Float, Float]:

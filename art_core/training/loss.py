@@ -16,6 +16,8 @@ from torch import Tensor
 from art_core.config import TrainConfig
 from art_core.training import kl, mismatch, policy_losses, sequence_losses
 from art_core.training.policy_losses import Terms
+from art_core.training.ratio import is_beyond
+from art_core.training.ratio import ratio as ratio_of
 from art_core.training.sequence_losses import Calls
 
 
@@ -62,6 +64,12 @@ class LossParts:
     """
     ratio_min: Tensor
     ratio_max: Tensor
+    """At most e^20."""
+    beyond: Tensor
+    """How many entries were left out of the policy loss or the KL for a ratio above e^20."""
+    observed: Tensor | None = None
+    """Scalar without gradient: the part of `loss` that is the cross-entropy of what was observed.
+    None: nothing was."""
 
 
 def row_loss(
@@ -72,17 +80,19 @@ def row_loss(
     Args:
         entropy_coef: instead of that of `config`.
     """
-    policy, sums = _policy(tokens, config)
+    policy, sums, beyond = _policy(tokens, config)
     each = policy.loss
     coef = config.entropy_coef if entropy_coef is None else entropy_coef
     if coef:
         each = each - coef * tokens.entropy
     if tokens.reference is not None and config.kl_penalty_coef:
-        each = each + config.kl_penalty_coef * _reference_kl(tokens, tokens.reference, config)
+        penalty, far = _reference_kl(tokens, tokens.reference, config)
+        each = each + config.kl_penalty_coef * penalty
+        beyond = beyond | far
     loss = (tokens.weight * each).sum()
     with torch.no_grad():
         log_ratio = tokens.new - tokens.old
-        ratio = torch.exp(log_ratio)
+        ratio = ratio_of(tokens.new, tokens.old)
         sums |= {
             "entropy": tokens.entropy,
             "clipped": policy.cut.to(tokens.weight.dtype),
@@ -95,39 +105,75 @@ def row_loss(
             sums={name: (tokens.weight * value).sum() for name, value in sums.items()},
             ratio_min=ratio.min(),
             ratio_max=ratio.max(),
+            beyond=beyond.sum(),
         )
 
 
-def _policy(tokens: Tokens, config: TrainConfig) -> tuple[Terms, dict[str, Tensor]]:
-    """The policy loss, weighted for the sampler's gap; and vectors to log."""
-    out = tokens.left_out
-    if config.off_policy_delta is not None:
-        far = sequence_losses.drifted(
-            tokens.new, tokens.old, tokens.advantage, tokens.calls, delta=config.off_policy_delta
-        )
-        out = far if out is None else out | far
-    if out is not None:
-        # At the old policy nothing is too big to be multiplied by 0.
-        tokens = replace(tokens, new=torch.where(out, tokens.old, tokens.new))
-    terms = _form(tokens, config)
-    if out is not None:
-        terms = Terms(torch.where(out, 0.0, terms.loss), terms.cut | out)
+def cross_entropy(logprobs: Tensor, weight: Tensor) -> Tensor:
+    """-sum(weight * n): of what the environment said, ECHO's second loss (arXiv:2605.24517)."""
+    return -(weight * logprobs).sum()
+
+
+def _policy(tokens: Tokens, config: TrainConfig) -> tuple[Terms, dict[str, Tensor], Tensor]:
+    """The policy loss, weighted for the sampler's gap; vectors to log; and which entries are left
+    out for their ratio.
+    """
+    out = _out_by_choice(tokens, config)
+    beyond = _unbounded(tokens, config) & ~out
+    out = out | beyond
+    # At the old policy nothing is too big to be multiplied by 0.
+    terms = _form(replace(tokens, new=torch.where(out, tokens.old, tokens.new)), config)
+    terms = Terms(torch.where(out, 0.0, terms.loss), terms.cut | out)
     if tokens.sampler is None:
-        return terms, {}
+        return terms, {}, beyond
     sums = {"kl_sampler": kl.k3(tokens.sampler, tokens.old)}
     if config.mismatch != "none":
         weight = _mismatch(tokens, tokens.sampler, config)
         terms = Terms(weight * terms.loss, terms.cut | (weight == 0))
         sums["mismatch_weight"] = weight
-    return terms, sums
+    return terms, sums, beyond
+
+
+def _out_by_choice(tokens: Tokens, config: TrainConfig) -> Tensor:
+    """[E] bool: entries that the settings leave out of the policy loss."""
+    out = tokens.left_out
+    if out is None:
+        out = torch.zeros_like(tokens.new, dtype=torch.bool)
+    if config.off_policy_delta is not None:
+        far = sequence_losses.drifted(
+            tokens.new, tokens.old, tokens.advantage, tokens.calls, delta=config.off_policy_delta
+        )
+        out = out | far
+    return out
+
+
+def _unbounded(t: Tokens, config: TrainConfig) -> Tensor:
+    """[E] bool: entries whose ratio is above e^20 and counts in full, so that they would be the
+    whole gradient, or make it infinite. Where the form bounds the ratio, they are trained.
+    """
+    far = is_beyond(t.new, t.old)
+    match config.loss_fn:
+        case "reinforce" | "cispo" | "sapo" | "vespo":
+            return torch.zeros_like(far)
+        case "ppo" if config.max_negative_advantage_importance_sampling_weight is not None:
+            return torch.zeros_like(far)
+        case "ppo" | "gmpo":  # where the advantage is positive, the bound takes their gradient
+            return far & (_advantage(t, config) < 0)
+        case _:
+            return far
+
+
+def _advantage(t: Tokens, config: TrainConfig) -> Tensor:
+    """With what comes off each token's for its own ratio."""
+    if config.kimi_k2_tau is None:
+        return t.advantage
+    return policy_losses.kimi_advantage(t.new, t.old, t.advantage, tau=config.kimi_k2_tau)
 
 
 def _form(t: Tokens, config: TrainConfig) -> Terms:
     """The policy loss that `config.loss_fn` names."""
     low, high = config.bounds
-    a = t.advantage
-    if config.kimi_k2_tau is not None:
-        a = policy_losses.kimi_advantage(t.new, t.old, a, tau=config.kimi_k2_tau)
+    a = _advantage(t, config)
     match config.loss_fn:
         case "ppo":
             cap = config.max_negative_advantage_importance_sampling_weight
@@ -173,12 +219,18 @@ def _mismatch(tokens: Tokens, sampler: Tensor, config: TrainConfig) -> Tensor:
     return mismatch.masked(ratio, low=config.mismatch_low, high=config.mismatch_high)
 
 
-def _reference_kl(tokens: Tokens, reference: Tensor, config: TrainConfig) -> Tensor:
+def _reference_kl(tokens: Tokens, reference: Tensor, config: TrainConfig) -> tuple[Tensor, Tensor]:
+    """The KL to the reference [E], and which entries are left out for a ratio in it."""
+    new, old = tokens.new, tokens.old
+    far = is_beyond(reference, new)
     match config.kl_penalty:
         case "k2":
-            return kl.k2(tokens.new, reference)
+            return kl.k2(new, reference), torch.zeros_like(far)
         case "k3":
-            return kl.k3(tokens.new, reference)
+            penalty = kl.k3(new, reference)
         case "k3_weighted":
-            return kl.k3_weighted(tokens.new, tokens.old, reference)
-    raise AssertionError(f"{config.kl_penalty} counts in the advantage")
+            far = far | is_beyond(new, old)
+            penalty = kl.k3_weighted(new, old, reference)
+        case _:
+            raise AssertionError(f"{config.kl_penalty} counts in the advantage")
+    return torch.where(far, 0.0, penalty), far

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from art_core.training.ratio import ratio as ratio_of
+
 
 @dataclass(frozen=True)
 class Terms:
@@ -43,7 +45,7 @@ def clipped(
     not clipped, against huge ratios where A < 0: the two-sided clip (INTELLECT-2,
     arXiv:2505.07291, there 4).
     """
-    ratio = torch.exp(new - old)
+    ratio = ratio_of(new, old)
     inside = torch.clamp(ratio, 1.0 - low, 1.0 + high)
     free = ratio if cap is None else torch.clamp(ratio, max=cap)
     gain = torch.minimum(free * advantage, inside * advantage)
@@ -61,7 +63,7 @@ def cispo(new: Tensor, old: Tensor, advantage: Tensor, *, low: float, high: floa
     the ratio at 5 and leave it free below (low 1, high 4).
     """
     with torch.no_grad():
-        ratio = torch.exp(new - old)
+        ratio = ratio_of(new, old)
         weight = torch.clamp(ratio, 1.0 - low, 1.0 + high)
     return Terms(-weight * advantage * new, weight != ratio)
 
@@ -71,7 +73,7 @@ def sapo(new: Tensor, old: Tensor, advantage: Tensor, *, up: float, down: float)
 
     tau is `up` where A > 0 and `down` elsewhere (there 1 and 1.05).
     """
-    ratio = torch.exp(new - old)
+    ratio = ratio_of(new, old)
     tau = torch.where(advantage > 0, new.new_tensor(up), new.new_tensor(down))
     return Terms(-(4.0 / tau) * torch.sigmoid(tau * (ratio - 1.0)) * advantage, _none(new))
 
@@ -100,7 +102,7 @@ def spo(new: Tensor, old: Tensor, advantage: Tensor, *, epsilon: float) -> Terms
     Simple Policy Optimization, arXiv:2401.16025; best at rho = 1 +- epsilon, with gradient on both
     sides.
     """
-    ratio = torch.exp(new - old)
+    ratio = ratio_of(new, old)
     return Terms(_spo(ratio, advantage, epsilon, 1.0), _none(new))
 
 
@@ -109,7 +111,7 @@ def drpo(new: Tensor, old: Tensor, advantage: Tensor, *, epsilon: float) -> Term
 
     So rare tokens are held less.
     """
-    ratio = torch.exp(new - old)
+    ratio = ratio_of(new, old)
     return Terms(_spo(ratio, advantage, epsilon, torch.exp(old)), _none(new))
 
 
@@ -133,7 +135,7 @@ def decoupled(
     near_old = 1.0 / torch.clamp(staleness, min=1.0)
     proximal = (near_old * old + (1.0 - near_old) * new).detach()
     terms = clipped(new, proximal, advantage, low=low, high=high)
-    return Terms(torch.exp(proximal - old) * terms.loss, terms.cut)
+    return Terms(ratio_of(proximal, old) * terms.loss, terms.cut)
 
 
 def kimi_advantage(new: Tensor, old: Tensor, advantage: Tensor, *, tau: float) -> Tensor:

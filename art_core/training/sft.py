@@ -21,7 +21,8 @@ from art_core.errors import ConfigError
 from art_core.nn.lora import LoraModel
 from art_core.training.logprobs import entry_logprobs
 from art_core.training.rows import rows_for
-from art_core.training.trainer import OnProgress, Trainer, Watch
+from art_core.training.trainer import Trainer
+from art_core.training.watch import OnProgress, Watch
 
 
 def train_supervised(

@@ -7,12 +7,11 @@ number of threads.
 
 from __future__ import annotations
 
-import math
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -25,10 +24,11 @@ from art_core.config import TrainConfig, TrainSFTConfig
 from art_core.errors import ARTError, TrainingError
 from art_core.nn.lora import LoraModel
 from art_core.training.entropy import EntropyBonus
+from art_core.training.figures import figures_of_call, figures_of_update
 from art_core.training.finite import check_gradient, check_weights, first_bad
 from art_core.training.known import KnownRow, known_rows
 from art_core.training.logprobs import entry_logprobs
-from art_core.training.loss import LossParts, row_loss
+from art_core.training.loss import LossParts, cross_entropy, row_loss
 from art_core.training.moments import (
     OPTIMIZER,
     TrainerState,
@@ -39,42 +39,7 @@ from art_core.training.moments import (
 )
 from art_core.training.out_of_memory import OutOfMemory, free, is_out_of_memory
 from art_core.training.rows import rows_for
-
-OnProgress = Callable[[int, int], None]
-"""Called with (positions done, positions in all)."""
-
-
-@dataclass
-class Watch:
-    """How far a try has come."""
-
-    on_progress: OnProgress | None
-    total: int = 0
-    done: int = 0
-    longest_row: int = 0
-    row: int = 0
-    """Positions of the row under way."""
-    fitted: int = 0
-    """Positions of the longest row that was done."""
-
-    def plan(self, updates: Iterable[Sequence[Row]]) -> None:
-        """Say which rows will be computed."""
-        sizes = [len(row) for rows in updates for row in rows]
-        self.total, self.longest_row = sum(sizes), max(sizes)
-        self.row = self.longest_row
-
-    def begin(self, row: Row) -> None:
-        self.row = len(row)
-
-    def end(self, row: Row) -> None:
-        self.done += len(row)
-        self.fitted = max(self.fitted, len(row))
-        if self.on_progress is not None:
-            self.on_progress(self.done, self.total)
-
-
-Work = Callable[[Watch, int], dict[str, float]]
-"""Trains with rows of at most so many positions; tells the watch; returns figures."""
+from art_core.training.watch import OnProgress, Watch, Work
 
 
 class Trainer:
@@ -129,7 +94,7 @@ class Trainer:
             parts = minibatches(samples, config, key=key)
             updates = [rows_for(self._model, part, row_size) for part in parts]
             watch.plan(updates)
-            return self._learn(samples, updates, config, reference, watch)
+            return self._learn(updates, config, reference, watch)
 
         return self.attempt(work, samples, config.max_tokens_per_row, on_progress)
 
@@ -158,10 +123,11 @@ class Trainer:
             found = self._try(work, longest, found.smaller, on_progress)
         if isinstance(found, OutOfMemory):
             raise found.error()
+        calls = [sample for sample in samples if not sample.observed]
         return {
             **found,
-            "tokens_trained": sum(len(s.sampled_ids) for s in samples),
-            "tokens_naive": sum(len(s.prompt_ids) + len(s.sampled_ids) for s in samples),
+            "tokens_trained": sum(len(s.sampled_ids) for s in calls),
+            "tokens_naive": sum(len(s.prompt_ids) + len(s.sampled_ids) for s in calls),
             "train_seconds": time.perf_counter() - begun,
         }
 
@@ -186,25 +152,18 @@ class Trainer:
 
     def _learn(
         self,
-        samples: Sequence[Sample],
         updates: Sequence[Sequence[Row]],
         config: TrainConfig,
         reference: Path | None,
         watch: Watch,
     ) -> dict[str, float]:
-        known, figures = known_rows(self._model, self._name, updates, samples, config, reference)
+        known, figures = known_rows(self._model, self._name, updates, config, reference)
         with self.training():
             each = [self._update(rows, config, watch) for rows in known]
-        mean = {key: math.fsum(f[key] for f in each) / len(each) for key in each[0]}
         return {
-            **mean,
+            **figures_of_call(each),
             **figures,
-            "ratio_min": min(f["ratio_min"] for f in each),
-            "ratio_max": max(f["ratio_max"] for f in each),
-            # Before the first update `old` is what the sampler said, or `kl_sampler` is there.
-            "kl_sampler": mean.get("kl_sampler", each[0]["kl"]),
             "old_recomputed": float(config.old_logprobs == "recomputed"),
-            "updates": len(each),
             "tokens_computed": watch.total,
         }
 
@@ -221,7 +180,7 @@ class Trainer:
             part.loss.backward()
             parts.append(replace(part, loss=part.loss.detach()))
             watch.end(row.row)
-        figures = _figures(parts, sum(float(row.row.entries.weight.sum()) for row in rows))
+        figures = figures_of_update(parts, rows)
         norm = self.descend(figures["loss"], config, config.learning_rate)
         if config.entropy_target is not None:
             bonus_after = bonus.after(
@@ -261,10 +220,15 @@ class Trainer:
         return float(norm)
 
     def _loss(self, known: KnownRow, config: TrainConfig, entropy_coef: float) -> LossParts:
-        tokens = known.tokens(
-            *entry_logprobs(self._model, known.row, entropy_gradient=entropy_coef != 0)
+        logprobs, entropies = entry_logprobs(
+            self._model, known.row, entropy_gradient=entropy_coef != 0
         )
-        return row_loss(tokens, config, entropy_coef=entropy_coef)
+        parts = row_loss(known.tokens(logprobs, entropies), config, entropy_coef=entropy_coef)
+        observed = known.observed(logprobs)
+        if observed is None:
+            return parts
+        told = cross_entropy(*observed)
+        return replace(parts, loss=parts.loss + told, observed=told.detach())
 
     def _named(self) -> dict[str, Tensor]:
         """The parameters under the names that they have in an adapter's file."""
@@ -338,20 +302,3 @@ class Trainer:
             return
         self._state, moments = read_state(folder)
         set_moments(self._optimizer, self._parameters, moments, source=folder)
-
-
-def _figures(parts: Sequence[LossParts], weight: float) -> dict[str, float]:
-    """Of an update: the loss as it was differentiated, means of the rest, extremes of the ratio.
-
-    Args:
-        weight: sum of the entries' weights, which is 1 unless a constant divides the loss.
-    """
-    sums = {
-        name: math.fsum(float(part.sums[name]) for part in parts) / weight for name in parts[0].sums
-    }
-    return {
-        "loss": math.fsum(float(part.loss) for part in parts),
-        **sums,
-        "ratio_min": min(float(part.ratio_min) for part in parts),
-        "ratio_max": max(float(part.ratio_max) for part in parts),
-    }

@@ -10,6 +10,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Sequence
 
+from art_core.plural import plural
 from art_langgraph.cli.console import console, say
 from art_langgraph.rehearsal.actor import MANNERS
 from art_langgraph.rehearsal.checks.rewards import reward
@@ -17,7 +18,7 @@ from art_langgraph.rehearsal.finding import Finding, Status, failed
 from art_langgraph.rehearsal.lineage import Link, lineage
 from art_langgraph.rehearsal.played import Play, Rehearsal
 from art_langgraph.rehearsal.report import SCRIPTED_LIMITS, said, trained_tokens
-from art_langgraph.rehearsal.wording import asker, plural, shortened
+from art_langgraph.rehearsal.wording import asker, shortened
 from art_langgraph.visible import visible
 
 _STYLES: dict[Status, str] = {

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from art_core.plural import plural
 from art_langgraph.cli.console import draws_bars, say
 from art_langgraph.visible import visible
 
@@ -64,7 +65,11 @@ def train(
         bool, typer.Option("--skip-refused", help="Leave out lines that can't be read.")
     ] = False,
 ) -> None:
-    """Train an adapter on the answers in a file. Started again, it goes on with the next row."""
+    """Train an adapter on the answers in a file. Started again, it goes on with the next row.
+
+    A loop goes on from it with a model of the same name, project, base model and path; the last
+    line shows how that is written.
+    """
     from art_langgraph.cli.train_extra import check_installed
 
     check_installed("training")
@@ -114,7 +119,7 @@ def _check_files(*files: Path | None, skip_refused: bool) -> None:
 
 
 def _tell(result: art.SFTResult, model: art.TrainableModel[Any]) -> None:
-    say(f"step {result.step} after {result.updates} optimizer steps")
+    say(f"step {result.step} after {plural(result.updates, 'optimizer step')}")
     if result.loss is None and result.finished:
         say("nothing was left to do: every epoch is done, or it was stopped early")
     if result.loss is not None:
@@ -123,6 +128,16 @@ def _tell(result: art.SFTResult, model: art.TrainableModel[Any]) -> None:
         told = ", ".join(f"{loss:.3f}" for loss in result.eval_losses)
         say(f"held-out loss {told}; lowest at step {result.best_step}")
     if result.left_out:
-        say(visible(f"{result.left_out} rows left out; the first: {result.left_out_why}"))
+        left_out = plural(result.left_out, "row")
+        say(visible(f"{left_out} left out; the first: {result.left_out_why}"))
     folder = Path(model.base_path) / model.project / "models" / model.name
     say(("adapter  ", "dim"), visible(str(folder / "checkpoints" / f"{result.step:04d}")))
+    say(("go on with  ", "dim"), visible(_as_written(model)))
+
+
+def _as_written(model: art.TrainableModel[Any]) -> str:
+    """The line that makes a loop go on from this very run."""
+    names = ["name", "project", "base_model"]
+    if model.base_path != type(model).model_fields["base_path"].default:
+        names.append("base_path")
+    return f"art.TrainableModel({', '.join(f'{n}={getattr(model, n)!r}' for n in names)})"

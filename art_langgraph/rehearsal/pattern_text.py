@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+
+from art_langgraph.rehearsal.bounded_search import first_match
 
 _LETTERS = string.ascii_lowercase + string.digits + string.ascii_uppercase + string.punctuation
 _NOTHING = frozenset("AZzbBG")
@@ -34,15 +37,22 @@ def text_matching(
         shortest: letters that it has at least.
         longest: letters that it has at most.
     """
+    fitting = [
+        text
+        for text in (*texts, *_made(pattern))
+        if shortest <= len(text) <= (longest or len(text))
+    ]
     try:
-        known = re.compile(re.sub(r"\(\?<(?![=!])", "(?P<", pattern))
-        made = (_Maker(pattern, more).alternatives() for more in _MORE)
-        for text in (*texts, *made):
-            if shortest <= len(text) <= (longest or len(text)) and known.search(text):
-                return text
-    except (re.error, IndexError, ValueError, OverflowError, RecursionError):
-        return None  # it is no pattern here, ends too early, or wants too much
-    return None
+        return first_match(re.sub(r"\(\?<(?![=!])", "(?P<", pattern), fitting)
+    except (re.error, OverflowError, RecursionError):
+        return None  # it is no pattern here, or wants too much
+
+
+def _made(pattern: str) -> Iterator[str]:
+    """Texts that fit, if nothing in the pattern was skipped, each longer than the one before."""
+    with suppress(re.error, IndexError, ValueError, OverflowError, RecursionError):
+        for more in _MORE:  # until it ends too early, or wants too much
+            yield _Maker(pattern, more).alternatives()
 
 
 class _Maker:

@@ -13,9 +13,9 @@ from langchain_core.runnables import RunnableConfig
 
 import art_core as art
 from art_core.errors import ARTError
+from art_core.plural import plural
 from art_langgraph.rehearsal.finding import Finding
 from art_langgraph.rehearsal.scenarios import Scenario
-from art_langgraph.rehearsal.wording import plural
 from art_langgraph.rollouts import rollout
 from art_langgraph.sources import GraphSource
 

@@ -8,15 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from art_core.calls import Origin
+from art_core.plural import plural
 from art_langgraph.rehearsal.observer import Asked
 from art_langgraph.rehearsal.played import Play
 
 _SHOWN = 5
-
-
-def plural(count: int, word: str) -> str:
-    """ "1 call", "2 calls"."""
-    return f"{count:,} {word}" + ("" if count == 1 else "s")
 
 
 def counted(part: int, total: int, word: str) -> str:

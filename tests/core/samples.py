@@ -23,6 +23,7 @@ def make_sample(
     distorted: bool = False,
     call: int = 0,
     trajectory: int | None = None,
+    staleness: int = 0,
 ) -> Sample:
     """One call; its trajectory is a trajectory of its own unless another is named."""
     return Sample(
@@ -35,6 +36,7 @@ def make_sample(
         distorted=distorted,
         call=call,
         trajectory=call if trajectory is None else trajectory,
+        staleness=staleness,
     )
 
 
@@ -79,6 +81,7 @@ def random_calls(seed: int, *, vocab: int = 40, groups: int = 3) -> list[Sample]
             distorted=bool(rng.random() < 0.2),
             call=index,
             trajectory=calls[at][2],
+            staleness=index % 3,
         )
         for index, at in enumerate(order)
     ]

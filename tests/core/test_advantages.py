@@ -5,14 +5,10 @@ import math
 import pytest
 
 from art_core.algorithms import Baseline, Scale
-from art_core.batch.advantages import (
-    Groups,
-    advantages,
-    are_equal,
-    decoupled_advantages,
-    next_running,
-    overlong_penalty,
-)
+from art_core.batch.advantages import advantages, decoupled_advantages
+from art_core.batch.baselines import next_running
+from art_core.batch.candidates import overlong_penalty
+from art_core.batch.scales import Groups, are_equal
 from art_core.errors import RewardError
 
 ONE = [[1.0, 0.0, 0.0, 1.0]]

@@ -96,9 +96,15 @@ def test_an_unknown_name_lists_those_there_are() -> None:
         ),
         ({"loss_fn": "decoupled", "old_logprobs": "recomputed"}, 'set old_logprobs="sampler"'),
         (
-            {"kl_penalty_reference_step": 3, "kl_ref_adapter_path": "there"},
+            {
+                "kl_penalty_coef": 0.1,
+                "kl_penalty_reference_step": 3,
+                "kl_ref_adapter_path": "there",
+            },
             "either kl_penalty_reference_step or",
         ),
+        ({"kl_penalty_reference_step": 0}, "set kl_penalty_coef, or leave it out"),
+        ({"kl_ref_adapter_path": "there"}, "set kl_penalty_coef, or leave it out"),
         ({"kl_penalty": "k1", "kl_penalty_coef": 0.1}, 'Set kl_penalty="reward"'),
         (
             {"loss_fn": "gspo", "aggregation": "sequence", "kl_penalty_coef": 0.1},

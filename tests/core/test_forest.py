@@ -34,7 +34,9 @@ def check(samples: list[Sample], rows: list[Row]) -> None:
             assert row.ids[seen[row.entries.position[i]]].tolist() == context
             assert row.entries.target[i] == sample.sampled_ids[token]
             assert row.entries.logprob[i] == sample.logprobs[token]
-            for name in ("advantage", "weight", "temperature", "distorted", "trajectory"):
+            for name in (
+                "advantage", "weight", "temperature", "distorted", "trajectory", "staleness",
+            ):  # fmt: skip
                 assert getattr(row.entries, name)[i] == getattr(sample, name)
             found.append((call, token))
     everything = [(s.call, t) for s in samples for t in range(len(s.sampled_ids))]

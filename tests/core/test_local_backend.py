@@ -189,7 +189,7 @@ def test_the_run_folder_tells_what_happened(undisturbed: Played) -> None:
     lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 1]
     assert [line["train/reward"] for line in lines] == [5 / 8, 3 / 8]
-    assert all(line["train/trained"] and line["train/skipped"] == 0 for line in lines)
+    assert all(line["train/trained"] and line["train/trajectories_skipped"] == 0 for line in lines)
     assert {"train/loss", "train/grad_norm", "train/entropy"} <= lines[0].keys()
     assert steps_on_disk(undisturbed.runs) == ["0000", "0001", "0002"]
     assert all(path.is_file() for path in undisturbed.files)
@@ -475,10 +475,10 @@ async def test_too_many_steps_that_are_not_finite_are_an_error(
         await say(model)
 
 
-async def test_a_sampler_gone_wild_costs_one_step(
+async def test_a_sampler_gone_wild_costs_its_own_tokens(
     tiny_llama: Path, tmp_path: Path, undisturbed: Played
 ) -> None:
-    """A ratio of exp(900) with a negative advantage: the loss is infinite."""
+    """A ratio of exp(900) with a negative advantage has no finite loss; the rest trains."""
     odd = undisturbed.groups[0][0].trajectories[1]
     calls = [replace(c, logprobs=np.full_like(c.logprobs, -900.0)) for c in odd.calls]
     group = art.TrajectoryGroup(
@@ -486,8 +486,10 @@ async def test_a_sampler_gone_wild_costs_one_step(
     )
     async with registered(tiny_llama, tmp_path) as model:
         result = await model.train([group], CONFIG)
-        assert (result.trained, await model.get_step()) == (False, 0)
-        assert "loss or gradient is not finite" in (result.reason or "")
+        assert (result.trained, await model.get_step()) == (True, 1)
+        lost = sum(len(c.sampled_ids) for c in calls if c.sampled_ids is not None)
+        assert result.metrics["tokens_beyond"] == lost > 0
+        assert math.isfinite(result.metrics["kl"])
 
 
 async def test_the_reference_may_be_a_step_or_a_folder(
@@ -553,8 +555,15 @@ async def test_groups_that_teach_nothing_make_no_step(
         assert steps_on_disk(tmp_path) == ["0000"]
         mixed = await model.train([equal, *undisturbed.groups[0]], CONFIG)
         assert (mixed.step, [s.group for s in mixed.skipped]) == (1, [0])
-    line = json.loads((run_folder(tmp_path) / "history.jsonl").read_text().splitlines()[0])
-    assert (line["train/trained"], line["train/skipped"]) == (0, 2)
+        one, *others = undisturbed.groups[1][0]
+        failed = one.model_copy(update={"reward": math.nan})
+        partly = await model.train([art.TrajectoryGroup([failed, *others]), equal], CONFIG)
+        assert [(s.group, s.trajectory) for s in partly.skipped] == [(0, 0), (1, None)]
+    history = (run_folder(tmp_path) / "history.jsonl").read_text()
+    lines = [json.loads(x) for x in history.splitlines()]
+    told = [(x["train/groups_skipped"], x["train/trajectories_skipped"]) for x in lines]
+    assert told == [(2, 4), (1, 4), (1, 5)], "a group whole, and one trajectory by itself"
+    assert [x["train/trained"] for x in lines] == [0, 1, 1]
     assert trained_bytes(tmp_path, 1) == trained_bytes(undisturbed.runs, 1)
 
 

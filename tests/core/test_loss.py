@@ -172,6 +172,93 @@ def test_calls_left_out_may_be_as_far_as_they_like() -> None:
     assert gradient.tolist() == [-1.0, 0.0, 0.0]
 
 
+def with_a_broken_one(advantage: float, settings: dict[str, Any]) -> tuple[LossParts, list[float]]:
+    """The toy in float32 and a call of one token, n = -.5, that the sampler says it found at -900;
+    and the gradient.
+    """
+    new = torch.cat([NEW, vector(-0.5)]).float().requires_grad_()
+    tokens = Tokens(
+        new=new,
+        entropy=torch.zeros(6),
+        old=torch.cat([OLD, vector(-900)]).float(),
+        advantage=torch.cat([ADVANTAGE, vector(advantage)]).float(),
+        weight=torch.cat([weights(), vector(0.2)]).float(),
+        call=torch.cat([CALL, torch.tensor([9])]),
+        staleness=torch.full((6,), 2.0),
+    )
+    parts = row_loss(tokens, TrainConfig(**settings))
+    (gradient,) = torch.autograd.grad(parts.loss, new)
+    return parts, gradient.tolist()
+
+
+@pytest.mark.parametrize(
+    ("advantage", "settings", "loss_of_it", "gradient_of_it", "beyond"),
+    [
+        # No bound: it would be infinite, and the step with it.
+        (-1.0, {}, 0.0, 0.0, 1),
+        *((a, {"loss_fn": name}, 0.0, 0.0, 1) for a in (1.0, -1.0) for name in ("dppo", "spo")),
+        *((a, {"loss_fn": "decoupled"}, 0.0, 0.0, 1) for a in (1.0, -1.0)),
+        *((a, {"loss_fn": "gspo", "aggregation": "sequence"}, 0.0, 0.0, 1) for a in (1.0, -1.0)),
+        (-1.0, {"loss_fn": "gmpo", "aggregation": "sequence"}, 0.0, 0.0, 1),
+        # The bound takes the gradient: -(1 + .28), 4, -exp(.4) and -4 / 1 times the weight .2.
+        (1.0, {}, -0.256, 0.0, 0),
+        (-1.0, {"max_negative_advantage_importance_sampling_weight": 4.0}, 0.8, 0.0, 0),
+        (1.0, {"loss_fn": "gmpo", "aggregation": "sequence"}, -0.298365, 0.0, 0),
+        (1.0, {"loss_fn": "sapo"}, -0.8, 0.0, 0),
+        # The weight is bounded by 5, by W^2 exp(3 (1 - W)) = 0, or there is none: -w A n, -w A.
+        (-1.0, {"loss_fn": "cispo"}, -0.5, 1.0, 0),
+        (1.0, {"loss_fn": "vespo"}, 0.0, 0.0, 0),
+        (-1.0, {"loss_fn": "reinforce"}, -0.1, 0.2, 0),
+        # A - .1 * 899.5 is negative, so that the clip does not bound it.
+        (1.0, {"kimi_k2_tau": 0.1}, 0.0, 0.0, 1),
+    ],
+    ids=str,
+)
+def test_a_ratio_no_float_can_hold_costs_one_token(
+    advantage: float,
+    settings: dict[str, Any],
+    loss_of_it: float,
+    gradient_of_it: float,
+    beyond: int,
+) -> None:
+    """exp(899.5); the rest is trained as if it were not there."""
+    parts, gradient = with_a_broken_one(advantage, settings)
+    alone = toy(staleness=torch.full((5,), 2.0))
+    plain = row_loss(alone, TrainConfig(**settings))
+    (expected,) = torch.autograd.grad(plain.loss, alone.new)
+    assert float(parts.loss.detach()) == pytest.approx(
+        float(plain.loss.detach()) + loss_of_it, abs=1e-6
+    )
+    assert gradient == pytest.approx([*expected.tolist(), gradient_of_it], abs=1e-6)
+    assert int(parts.beyond) == beyond
+    assert all(bool(value.isfinite()) for value in (*parts.sums.values(), parts.ratio_max))
+
+
+@pytest.mark.parametrize(("form", "beyond"), [("k2", 0), ("k3", 1), ("k3_weighted", 1)])
+def test_a_reference_out_of_reach_is_left_out_of_the_kl(form: str, beyond: int) -> None:
+    """The policy finds the first token at -200, the reference at -.7; exp(199.3) in float32. k2 is
+    its square, 19860 (by hand: 199.3 ** 2 / 2), which a float holds.
+    """
+    new = torch.cat([vector(-200), NEW[1:]]).float().requires_grad_()
+    tokens = toy(
+        new=new,
+        old=OLD.float(),
+        reference=REFERENCE.float(),
+        advantage=torch.zeros(5),
+        weight=weights().float(),
+        entropy=torch.zeros(5),
+    )
+    config = TrainConfig(kl_penalty=form, kl_penalty_coef=1.0)
+    parts = row_loss(tokens, config)
+    (gradient,) = torch.autograd.grad(parts.loss, new)
+    rest = {"k2": 0.013 + 19860.245 / 5, "k3": 0.013275, "k3_weighted": 0.012517}[form]
+    assert float(parts.loss.detach()) == pytest.approx(rest, rel=1e-4)
+    assert bool(gradient.isfinite().all())
+    assert (float(gradient[0]) == 0) is (beyond == 1)
+    assert int(parts.beyond) == beyond
+    assert bool(parts.sums["kl_reference"].isfinite())
+
+
 def cut_into(sizes: list[int], config: TrainConfig) -> tuple[list[LossParts], Tensor]:
     """The toy's loss over rows that hold so many entries each, and its gradient."""
     new = NEW.clone().requires_grad_()

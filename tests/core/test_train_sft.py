@@ -17,10 +17,10 @@ import pytest
 
 import art_core as art
 from art_core import checkpoints
-from art_core.errors import ConfigError, DataFileError, GroupError, NoTrainableTokens
+from art_core.errors import ConfigError, DataFileError, GroupError, NoTrainableTokens, TrainingError
 from art_core.metrics import MetricsLog
 from art_core.rundir import RunDir
-from tests.core.sft_run import PASSES, ROWS, passes, write_rows
+from tests.core.sft_run import PASSES, ROWS, WatchedBackend, passes, write_rows
 from tests.core.small_run import CONFIG, play, run_folder, say, small_model, trained_bytes
 
 LAST = 15
@@ -187,6 +187,71 @@ async def test_the_held_out_loss_is_logged_and_stops_a_run_that_gets_worse(
         await model.train_sft(conversation(), art.TrainSFTConfig(learning_rate=0.1))
     again, more = await passes(tiny_llama, tmp_path / "runs", undisturbed.file, **options)
     assert (again.finished, more, again.step) == (True, [], result.step + 1), "it stays stopped"
+
+
+async def test_losses_of_another_held_out_file_stop_nothing(
+    tiny_llama: Path, tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """A file that was stopped early by what contradicts it goes on when the held-out file is
+    mended in its place; what the new one says is compared with itself alone.
+    """
+    held_out, runs = tmp_path / "held_out.jsonl", tmp_path / "runs"
+    turns = [{"role": "user", "content": "q1"}, {"role": "assistant", "content": "zzz"}]
+    held_out.write_text(json.dumps({"messages": turns}) + "\n")
+    options: dict[str, Any] = {"eval_file": held_out, "patience": 2, "peak_lr": 5e-2}
+    stopped, seen = await passes(tiny_llama, runs, undisturbed.file, **options)
+    assert (stopped.finished, len(seen) < LAST - 1) == (True, True)
+    held_out.write_text(undisturbed.file.read_text())
+    options["final_step"] = len(seen) + 2
+    result, more = await passes(tiny_llama, runs, undisturbed.file, **options)
+    assert seen + more == undisturbed.seen[: len(seen) + 2]
+    assert len(result.eval_losses) == len(more) + 1, "none of the old file's"
+    assert not set(result.eval_losses) & set(stopped.eval_losses)
+
+
+class OnceWild(WatchedBackend):
+    """Its second call has a learning rate that makes weights infinite."""
+
+    async def train_sft(self, *args: Any, **named: Any) -> art.TrainResult:
+        model, rows, config = args
+        if len(self.seen) == 1:
+            config = config.model_copy(update={"learning_rate": 1e308})
+        return await super().train_sft(model, rows, config, **named)
+
+
+async def test_steps_that_are_not_finite_are_left_out(
+    tiny_llama: Path, tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """Case 090 for supervised steps: no checkpoint, a reason, and the file goes on behind them,
+    also after a restart.
+    """
+    model = small_model(tiny_llama, tmp_path)
+    async with OnceWild() as backend:
+        await model.register(backend)
+        options = {**PASSES, "epochs": 1}
+        result = await art.train_sft_from_file(model, undisturbed.file, **options)
+        assert (result.step, result.finished, result.left_out) == (4, True, 2)
+        assert "weights that are not finite" in (result.left_out_why or "")
+        assert backend.seen == undisturbed.seen[:5]
+    lines = map(json.loads, (run_folder(tmp_path) / "history.jsonl").read_text().splitlines())
+    (line,) = [line for line in lines if "sft/reason" in line]
+    assert (line["step"], line["sft/trained"], line["sft/nonfinite_steps"]) == (1, 0, 1)
+    again, seen = await passes(tiny_llama, tmp_path, undisturbed.file, epochs=1)
+    assert (again.finished, seen) == (True, [])
+
+
+async def test_too_many_supervised_steps_that_are_not_finite_are_an_error(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    model = small_model(tiny_llama, tmp_path)
+    wild = art.TrainSFTConfig(learning_rate=1e308, max_nonfinite_steps=2)
+    async with art.LocalBackend(show_progress=False) as backend:
+        await model.register(backend)
+        result = await model.train_sft(conversation(), wild)
+        assert (result.step, result.trained) == (0, False)
+        with pytest.raises(TrainingError, match=r"2 steps in a row were not.* Step 0 goes on serv"):
+            await model.train_sft(conversation(), wild)
+        assert await model.get_step() == 0
 
 
 async def test_patience_needs_a_file_to_look_at(tiny_llama: Path, tmp_path: Path) -> None:

@@ -304,8 +304,8 @@ def trained_once(tiny_llama: Path, dtype: torch.dtype = torch.float64) -> tuple[
 
 
 def wild() -> list[Sample]:
-    """A call that the sampler is said to have found impossible; its ratio is infinite."""
-    return [*calls(), make_sample([5], [6], advantage=-1.0, logprobs=[-1e30], call=99)]
+    """A call whose advantage is beyond float32, so that the loss is infinite."""
+    return [*calls(), make_sample([5], [6], advantage=-1e300, logprobs=[-5.0], call=99)]
 
 
 def fail(*_: object) -> None:

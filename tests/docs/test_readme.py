@@ -158,13 +158,23 @@ async def test_the_warm_up_learns_from_a_file_and_from_another_model(
 
 def test_the_sft_command_is_shown_as_it_is_called() -> None:
     text = README.read_text("utf-8")
-    shown = re.findall(r"art-langgraph sft (\w+) conversations.jsonl(.*)", text)
-    assert shown == [("validate", ""), ("train", " --base-model SmolLM2-135M-Instruct")]
+    shown = re.findall(r"art-langgraph sft (\w+) conversations.jsonl((?: .*\\\n)?.*)", text)
+    assert [command for command, _ in shown] == ["validate", "train"]
     for command, options in shown:
         help_text = CliRunner().invoke(app, ["sft", command, "--help"], env={"COLUMNS": "200"})
         assert set(re.findall(r"--[a-z-]+", options)) <= set(
             re.findall(r"--[a-z-]+", help_text.output)
         )
+
+
+def test_the_loop_goes_on_from_what_the_sft_command_trains() -> None:
+    """Both name one run folder, and one base model as the folder has it."""
+    text = README.read_text("utf-8")
+    (train,) = re.findall(r"sft train conversations.jsonl((?: .*\\\n)?.*)", text)
+    loop = text.partition("## The loop")[2]
+    for option in ("name", "project", "base-model"):
+        (given,) = re.findall(rf"--{option} (\S+)", train)
+        assert f'{option.replace("-", "_")}="{given}"' in loop
 
 
 def test_the_rehearsal_is_shown_as_it_is_called() -> None:

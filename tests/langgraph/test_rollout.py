@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import openai
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
@@ -447,6 +448,22 @@ async def test_a_fault_of_the_endpoint_is_a_failure_with_the_calls_inside(
     assert len(trajectory.state["messages"]) == 3
     assert raised.value.__cause__ is trajectory.exception
     assert said in str(raised.value)
+
+
+@pytest.mark.parametrize("data", [b"[1]", b"3", b'"x"', b"null", b" true", b"oops"], ids=str)
+async def test_an_event_that_is_no_object_is_the_endpoints_fault(data: bytes) -> None:
+    """LangChain would fail on it by an AttributeError; the call is kept and says what came."""
+    first, *others = streamed("ok").events or ()
+    stream = Answer(events=[first, b"data: " + data + b"\n\n", *others])
+    agent = one_node(ask_model(ChatArt(streaming=True, max_retries=0)))
+    with endpoint([stream]) as stub, pytest.raises(RolloutFailure) as raised:
+        await rollout(agent, ASK, model=stub.target())
+    error = raised.value.__cause__
+    assert isinstance(error, openai.APIError)
+    assert "an event of the stream is no JSON object" in str(error)
+    (call,) = raised.value.trajectory.calls
+    assert call.error == f"an event of the stream is no JSON object: {data.decode()!r}"
+    assert data in call.response
 
 
 async def test_no_endpoint_at_all_is_a_failure() -> None:

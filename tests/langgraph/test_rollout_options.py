@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -206,6 +208,61 @@ async def test_a_fault_of_on_interrupt_is_no_fault_of_the_policy(is_async: bool)
     assert (trajectory.ended, trajectory.reward) == ("error", None)
     assert isinstance(trajectory.exception, KeyError)
     assert [c.trainable for c in trajectory.calls] == [True]
+
+
+def waits_twice() -> Any:
+    """A graph that asks the model and then its user, twice."""
+
+    def node(state: Any) -> Any:
+        ask(state)
+        return {"messages": [("user", interrupt("go on?"))]}
+
+    return in_a_row(node=node, again=node)
+
+
+async def test_an_answer_that_never_comes_is_no_fault_of_the_policy() -> None:
+    """The rollout's own limit bounds it, and it is the environment that ran into it."""
+
+    async def never(asked: Any) -> Any:
+        await asyncio.Event().wait()
+
+    with endpoint([completion("x", [1])] * 2) as stub, pytest.raises(RolloutFailure) as raised:
+        await rollout(
+            waits_twice(),
+            ASK,
+            model=stub.target(),
+            checkpointer=InMemorySaver,
+            on_interrupt=never,
+            timeout=0.3,
+        )
+    assert "on_interrupt failed (TimeoutError: no answer after 0.3 s)" in str(raised.value)
+    trajectory = raised.value.trajectory
+    assert (trajectory.ended, trajectory.reward, len(trajectory.calls)) == ("error", None, 1)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_slow_answers_do_not_use_up_the_policys_time(is_async: bool) -> None:
+    """Two answers of 1.1 s each, within a limit of 2 s: the graph alone takes far less."""
+
+    async def slow(asked: Any) -> str:
+        await asyncio.sleep(1.1)
+        return "yes"
+
+    def blocks(asked: Any) -> str:
+        time.sleep(1.1)
+        return "yes"
+
+    with endpoint([completion("x", [1])] * 4) as stub:
+        trajectory = await rollout(
+            waits_twice(),
+            ASK,
+            model=stub.target(),
+            checkpointer=InMemorySaver,
+            on_interrupt=slow if is_async else blocks,
+            timeout=2.0,
+        )
+    assert trajectory.ended == "completed"
+    assert trajectory.exception is None
 
 
 async def test_a_graph_that_fails_to_close_is_no_fault_of_the_policy() -> None:

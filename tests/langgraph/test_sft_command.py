@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import art_core as art
 from art_core import checkpoints
 from art_core.rundir import RunDir
 from art_langgraph.cli import main
@@ -20,6 +21,12 @@ def test_a_clean_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "10 answers to learn, 0 rows with tools" in out
 
 
+def test_one_is_not_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sft", "validate", str(write_rows(tmp_path / "rows.jsonl", 1))]) == 0
+    out = capsys.readouterr().out
+    assert "1 row to train (1 OpenAI)\n1 answer to learn, 0 rows with tools\n" in out
+
+
 def test_what_is_refused_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write_rows(tmp_path / "rows.jsonl")
     good = file.read_text().splitlines()
@@ -30,12 +37,12 @@ def test_what_is_refused_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["sft", "validate", str(file)]) == 1
     out = capsys.readouterr().out
     assert "11 rows to train" in out
-    assert "1 rows repeat an earlier one" in out
+    assert "1 repeat of an earlier row\n" in out
     assert "line 12 refused: not JSON" in out
     assert "line 14 refused: message 1 has the role" in out
-    assert 'ignored: unknown key "source" of the row (1 rows, first in line 13)' in out
+    assert 'ignored: unknown key "source" of the row (1 row, first in line 13)' in out
     assert "\x1b" not in out
-    assert "1 rows left out: all their answers have weight 0" in out
+    assert "1 row left out: no answer has a weight above 0" in out
 
 
 def test_a_file_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,6 +72,9 @@ def test_training_and_going_on(
     assert "held-out loss " in out
     run = RunDir.at(tmp_path, "sft", "sft-001")
     assert str(run.checkpoints / "0001") in out.replace("\n", "")
+    model = eval(out.splitlines()[-1].removeprefix("go on with  "), {"art": art})  # noqa: S307 - ours
+    assert RunDir.at(model.base_path, model.project, model.name).path == run.path
+    assert model.base_model == str(tiny_llama)
     assert main([*command, *options, "--epochs", "2"]) == 0
     assert "step 2 after 10 optimizer steps" in capsys.readouterr().out
     assert "nothing was left" not in out
@@ -81,4 +91,4 @@ def test_why_a_row_is_left_out_is_told(
     file.write_text(file.read_text() + json.dumps({"messages": long}) + "\n")
     command = ["sft", "train", str(file), "--base-model", str(tiny_llama), "--path", str(tmp_path)]
     assert main([*command, "--max-length", "100"]) == 0
-    assert "1 rows left out; the first: too long: 2" in capsys.readouterr().out
+    assert "1 row left out; the first: too long: 2" in capsys.readouterr().out

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from art_core.plural import plural
 from art_langgraph.rehearsal.finding import Finding
 from art_langgraph.rehearsal.lineage import lineage
 from art_langgraph.rehearsal.played import Rehearsal
-from art_langgraph.rehearsal.wording import place, plural
+from art_langgraph.rehearsal.wording import place
 
 
 def check_history(rehearsal: Rehearsal) -> Iterator[Finding]:

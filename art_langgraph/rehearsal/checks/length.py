@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from art_core.plural import plural
 from art_langgraph.rehearsal.finding import Finding
 from art_langgraph.rehearsal.played import Rehearsal
-from art_langgraph.rehearsal.wording import listed, place, plural
+from art_langgraph.rehearsal.wording import listed, place
 
 _SMALL_CONTEXT = 8_192
 """Tokens that SmolLM2 reads; others read more, and every token costs."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from art_core.plural import plural
 from art_langgraph.rehearsal.finding import Finding
 from art_langgraph.rehearsal.played import Rehearsal, stock_nodes
-from art_langgraph.rehearsal.wording import asker, described, listed, place, plural
+from art_langgraph.rehearsal.wording import asker, described, listed, place
 
 
 def check_models(rehearsal: Rehearsal) -> Iterator[Finding]:

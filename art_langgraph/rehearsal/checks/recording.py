@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from art_core.calls import ModelCall
+from art_core.plural import plural
 from art_core.transport import CALLER_LEFT
 from art_langgraph.rehearsal.blame import place_of
 from art_langgraph.rehearsal.checks.ending import lost
 from art_langgraph.rehearsal.finding import Finding
 from art_langgraph.rehearsal.played import Rehearsal
-from art_langgraph.rehearsal.wording import listed, place, plural, shortened
+from art_langgraph.rehearsal.wording import listed, place, shortened
 
 _THREADS = (
     "Start the thread with langchain_core.runnables.config.ContextThreadPoolExecutor, or give the "

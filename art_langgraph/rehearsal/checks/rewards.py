@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from art_core.batch.advantages import are_equal
+from art_core.batch.scales import are_equal
+from art_core.plural import plural
 from art_langgraph.rehearsal.blame import named, place_of
 from art_langgraph.rehearsal.finding import Finding
 from art_langgraph.rehearsal.played import Play, Rehearsal
-from art_langgraph.rehearsal.wording import counted, plural
+from art_langgraph.rehearsal.wording import counted
 
 
 def check_rewards(rehearsal: Rehearsal) -> Iterator[Finding]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from art_core.plural import plural
 from art_langgraph.chosen_nodes import is_in
 from art_langgraph.rehearsal.finding import Finding
 from art_langgraph.rehearsal.played import Rehearsal, stock_nodes
-from art_langgraph.rehearsal.wording import listed, place, plural
+from art_langgraph.rehearsal.wording import listed, place
 
 _OFF: Mapping[str, Any] = {
     "temperature": 1,

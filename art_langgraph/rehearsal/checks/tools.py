@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from art_core.calls import ModelCall
+from art_core.plural import plural
 from art_langgraph.rehearsal.finding import Finding
 from art_langgraph.rehearsal.played import Rehearsal
-from art_langgraph.rehearsal.wording import listed, plural, shortened
+from art_langgraph.rehearsal.wording import listed, shortened
 
 
 def check_tools(rehearsal: Rehearsal) -> Iterator[Finding]:

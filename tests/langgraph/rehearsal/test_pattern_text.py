@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from art_langgraph.rehearsal.bounded_search import first_match, is_simple
 from art_langgraph.rehearsal.pattern_text import text_matching
 
 
@@ -52,3 +53,42 @@ def test_a_given_text_is_taken_first_and_lengths_count() -> None:
 def test_a_pattern_that_wants_too_much_is_not_solved(pattern: str) -> None:
     """The first is an OverflowError of `re`, the others would fill the memory."""
     assert text_matching(pattern) is None
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [r"^(a+)+$", r"^(a|a){40}b$", r"(?=.*\d)^(\w+\s?)*$", r"^(\w*)(\w*)(\w*)(\w*)(\w*)!(?!)"],
+)
+def test_a_pattern_that_would_take_for_ever_ends(pattern: str) -> None:
+    """Python's own matching of these takes 2 ** 40 steps and more on such words."""
+    words = ["a" * 40 + "!", "a" * 2000, "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa-"]
+    text = text_matching(pattern, words)
+    assert text is None or re.search(pattern, text)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "simple"),
+    [
+        (r"^\d{5}$", True),
+        (r"^ord-\d{3}-[a-z]{2}$", True),
+        (r"^(ab|cd)-\d+$", True),
+        (r"[)*+]+", True),
+        (r"[]a*]{2}", True),
+        (r"\(\*\)\+x*", True),
+        (r"^(?:a|b)$", True),
+        (r"\d+\.\d+", False),
+        (r"(a+)+", False),
+        (r"(a|a){30}", False),
+        (r"(\w)\1", False),
+        (r"(?P<x>\w)(?P=x)", False),
+    ],
+)
+def test_what_is_searched_for_in_a_process_of_its_own(pattern: str, simple: bool) -> None:
+    assert is_simple(pattern) is simple
+
+
+def test_a_process_of_its_own_finds_the_same() -> None:
+    assert first_match(r"\d+\.\d+", ["no", "a 1.5", "2.5"]) == "a 1.5"
+    assert first_match(r"\d+\.\d+", ["no"]) is None
+    with pytest.raises(re.error):
+        first_match("(", ["no"])

@@ -1,0 +1,48 @@
+"""`Watch`: how far a try to train has come, for whoever waits, and for what is tried next.
+
+In: the rows as they are planned, begun and done. Out: positions told, and the sizes that say which
+rows would fit where memory ran out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from art_core.batch.forest import Row
+
+OnProgress = Callable[[int, int], None]
+"""Called with (positions done, positions in all)."""
+
+
+@dataclass
+class Watch:
+    """How far a try has come."""
+
+    on_progress: OnProgress | None
+    total: int = 0
+    done: int = 0
+    longest_row: int = 0
+    row: int = 0
+    """Positions of the row under way."""
+    fitted: int = 0
+    """Positions of the longest row that was done."""
+
+    def plan(self, updates: Iterable[Sequence[Row]]) -> None:
+        """Say which rows will be computed."""
+        sizes = [len(row) for rows in updates for row in rows]
+        self.total, self.longest_row = sum(sizes), max(sizes)
+        self.row = self.longest_row
+
+    def begin(self, row: Row) -> None:
+        self.row = len(row)
+
+    def end(self, row: Row) -> None:
+        self.done += len(row)
+        self.fitted = max(self.fitted, len(row))
+        if self.on_progress is not None:
+            self.on_progress(self.done, self.total)
+
+
+Work = Callable[[Watch, int], dict[str, float]]
+"""Trains with rows of at most so many positions; tells the watch; returns figures."""
