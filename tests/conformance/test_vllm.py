@@ -117,13 +117,13 @@ async def test_a_client_that_leaves_frees_its_place_in_vllm(house: VllmHouse, pl
         async for _ in stream:
             break
         await stream.close()
-        await until(lambda: house.engine.running == 0)
+        await until(lambda: house.engine.running == 0 == running_in_vllm(house))
         asking = asyncio.ensure_future(
             client.chat.completions.create(extra_headers=rollout, **body)
         )
-        await until(lambda: running_in_vllm(house) == 1)
+        await until(lambda: house.engine.running == 1 == running_in_vllm(house))
         asking.cancel()
-    await until(lambda: running_in_vllm(house) == 0 == house.engine.running)
+    await until(lambda: house.engine.running == 0 == running_in_vllm(house))
     await until(lambda: len(house.records.of_rollout("leaves")) == 2)
     for record in house.records.of_rollout("leaves"):
         assert not record.complete
