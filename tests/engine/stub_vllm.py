@@ -22,9 +22,12 @@ from typing import Any
 
 
 def program(folder: Path) -> Path:
-    """A program in `folder` that takes what vLLM's Python would be given and runs this file."""
+    """A Python in `folder` that runs this file in the place of modules."""
     path = folder / "stub-python"
-    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{__file__}" "$@"\n', "utf-8")
+    path.write_text(
+        f'#!/bin/sh\n[ "$1" = -m ] && set -- "{__file__}" "$@"\nexec "{sys.executable}" "$@"\n',
+        "utf-8",
+    )
     path.chmod(0o755)
     return path
 
