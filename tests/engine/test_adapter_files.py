@@ -79,7 +79,9 @@ def test_a_changed_head_or_embedding_is_refused(layer: str) -> None:
 
 
 def test_another_shape_is_refused_with_both() -> None:
-    wide = {name: (8, 16) if "lora_A" in name else (16, 8) for name in LORA}
+    wide: dict[str, tuple[int, ...]] = {
+        name: (8, 16) if "lora_A" in name else (16, 8) for name in LORA
+    }
     with pytest.raises(CheckpointError, match=rf"lora_A.weight is \[8, 16\], and {Q}.*\[8, 8\]"):
         check(adapter(wide))
 
