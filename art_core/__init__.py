@@ -20,6 +20,7 @@ from art_core.config import (
     SamplingConfig,
     TrainConfig,
     TrainSFTConfig,
+    VllmConfig,
 )
 from art_core.errors import ARTError, RolloutFailure
 from art_core.gather import (
@@ -72,6 +73,7 @@ __all__ = [
     "TrainableModel",
     "Trajectory",
     "TrajectoryGroup",
+    "VllmConfig",
     "create_lr_schedule",
     "create_sft_dataset_iterator",
     "errors",

@@ -256,8 +256,50 @@ class TrainSFTConfig(_Config):
         return 2 if self.batch_size == "auto" else self.batch_size
 
 
+class VllmConfig(_Config):
+    """vLLM, where it serves; see `EngineConfig.kind`."""
+
+    python: Path | None = None
+    """Of an environment that has vLLM. None: the one that is found, see `art-langgraph setup`."""
+    context_length: int | None = Field(None, ge=16)
+    """Tokens of prompt and answer. None: what the base model was made for."""
+    max_rank: int | None = Field(None, ge=1, le=512)
+    """Largest rank of an adapter. None: that of the model that is registered first."""
+    max_adapters: int = Field(4, ge=2)
+    """Adapters that answer in one batch; calls of others wait. Each has a slot on the GPU."""
+    kept_adapters: int = Field(8, ge=2)
+    """Adapters kept loaded in the machine's memory; of those at rest the longest unasked goes."""
+    gpu_share: float | None = Field(None, gt=0.0, le=1.0)
+    """Of the GPU's memory. None: what the trainer's weights leave, or half of it if it stays."""
+    while_training: Literal["auto", "sleep", "stay"] = "auto"
+    """Whether it gives the GPU's memory back while a step is trained. "auto": unless half of what
+    the trainer's weights leave is enough for it (its own weights and 8 GiB). On a CPU, and with
+    `devices` of its own, it stays."""
+    keyed_noise: bool | None = None
+    """Calls that name no seed are sampled by one that a repeated rollout has again. None: on a CPU
+    only; on a GPU vLLM draws for each call with a seed in a kernel of its own."""
+    devices: str | None = None
+    """CUDA_VISIBLE_DEVICES of vLLM, for GPUs of its own. None: this process's."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Of the weights served. "auto": as they are on a GPU; float32 on a CPU, where it is twice as
+    fast as bfloat16."""
+    cpu_cache_gb: int = Field(1, ge=1)
+    """Keys and values kept where there is no GPU, in 2**30 bytes."""
+    extra_args: tuple[str, ...] = ()
+    """Further flags, as on vLLM's command line."""
+    environment: tuple[tuple[str, str], ...] = ()
+    """Further variables of its environment."""
+
+
 class EngineConfig(_Config):
-    """The embedded engine."""
+    """What answers calls."""
+
+    kind: Literal["auto", "embedded", "vllm"] = "auto"
+    """"embedded" samples from the very module that is trained, "vllm" starts vLLM beside it.
+    "auto": vLLM where there are a GPU and an environment with vLLM, else embedded."""
+    vllm: VllmConfig = VllmConfig()
+
+    # The embedded engine
 
     max_batch: int = Field(128, ge=1)
     """Sequences decoded side by side."""

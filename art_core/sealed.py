@@ -68,6 +68,17 @@ def find_damage(folder: Path, *, contents: bool = True) -> str | None:
     return None
 
 
+def sealed_sha256(folder: Path, name: str) -> str | None:
+    """The SHA-256 that the file `name` was sealed with; None if the folder is not sealed, or can't
+    say.
+    """
+    try:
+        listed = json.loads((folder / MANIFEST).read_text("utf-8"))["files"]
+        return str(listed[name]["sha256"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def remove_leftovers(target: Path) -> None:
     """Remove what killed writers of `target` left beside it. Call it only as the sole writer."""
     for leftover in target.parent.glob(f".tmp-{target.name}-*"):

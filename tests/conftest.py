@@ -17,6 +17,8 @@ import pytest
 from art_core.engine.runtime import VllmRuntime, find_runtime
 from art_core.errors import BaseModelError, RuntimeMissing
 
+pytest.register_assert_rewrite("tests.engine.conformance")  # several folders derive from it
+
 ALLOWED_REASON = "not on this platform"
 
 

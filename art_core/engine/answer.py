@@ -58,7 +58,8 @@ class Answer:
         self._stops = StopStrings(stop)
         self._min_tokens = min_tokens
         self._tools = None if tool_limit == 0 else ToolCallParser(tool_limit)
-        self._may_end_early = bool(stop) or bool(tool_limit)
+        self.may_end_early = bool(stop) or bool(tool_limit)
+        """It must be looked at token by token: it may end before the engine's sample does."""
         self._prefix = call_id_prefix
         self._text: list[str] = []
         self._calls: list[dict[str, Any]] = []
@@ -76,7 +77,7 @@ class Answer:
                 expected="one finite logprob for each id",
             )
         piece = Piece()
-        size = 1 if self._may_end_early else max(1, len(delta.ids))
+        size = 1 if self.may_end_early else max(1, len(delta.ids))
         for start in range(0, len(delta.ids), size):
             part = slice(start, start + size)
             self._push(piece, delta.ids[part], delta.logprobs[part])

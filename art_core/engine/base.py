@@ -46,8 +46,11 @@ class GenerateRequest:
     """[P] int32, P >= 1."""
     adapter: AdapterRef | None
     sampling: Sampling
-    """`seed` is set: token t's noise depends on (seed, t) alone, not on the batch."""
+    """With a `seed`, token t's noise depends on (seed, t) alone, not on the batch. None: an engine
+    that can draw without one does."""
     grammar: Grammar | None = None
+    stream: bool = True
+    """False: nobody looks at it before its end, so that one delta will do."""
 
 
 @dataclass(frozen=True)

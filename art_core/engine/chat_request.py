@@ -77,7 +77,9 @@ class ChatRequest:
     logprobs: bool
     return_token_ids: bool
 
-    def sampling(self, defaults: SamplingConfig, *, seed: int, grammar: str | None) -> Sampling:
+    def sampling(
+        self, defaults: SamplingConfig, *, seed: int | None, grammar: str | None
+    ) -> Sampling:
         """What shapes the answer's distribution: the request's settings over the model's."""
         return Sampling(
             temperature=_or(self.temperature, defaults.temperature),

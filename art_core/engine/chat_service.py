@@ -65,6 +65,8 @@ class ChatService:
         records: keeps what was sampled.
         models: the names that are served.
         keep_alive: seconds of silence in a stream after which a comment is sent.
+        keyed: noise of calls that name no seed is keyed by rollout and prompt, so that a repeated
+            rollout finds the same again; else the engine draws as it likes.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class ChatService:
         models: ModelRegistry,
         *,
         keep_alive: float = 10.0,
+        keyed: bool = True,
     ) -> None:
         self.engine = engine
         self.records = records
@@ -82,7 +85,7 @@ class ChatService:
         """How many prompts did not extend an earlier call that they should extend, by reason."""
         self.gate = Gate()
         """Held while the policy changes; calls wait in front of it."""
-        self._keep_alive = keep_alive
+        self._keep_alive, self._keyed = keep_alive, keyed
         self._lock = threading.Lock()
         self._prompts = PromptBuilder(engine.tokenizer)
         self._rollouts = Rollouts(records)
@@ -207,7 +210,9 @@ class ChatService:
             noise = past.seed(served.seed, prompt.ids)
         if prompt.drift is not None:
             self.drifts[prompt.drift] += 1
-        seed = noise if request.seed is None else request.seed
+        seed = request.seed
+        if seed is None and self._keyed:
+            seed = noise
         return self._call(request, served, rollout_id, past, prompt, grammar, seed)
 
     def _call(
@@ -218,13 +223,14 @@ class ChatService:
         past: Past,
         prompt: PromptBuild,
         grammar: Grammar | None,
-        seed: int,
+        seed: int | None,
     ) -> _Call:
         record_id = uuid.uuid4().hex[:20]
         sampling = request.sampling(
             served.sampling, seed=seed, grammar=grammar.kind if grammar else None
         )
         started = time.time()
+        answers = [self._answer(request, record_id, i) for i in range(request.n)]
         return _Call(
             request=request,
             served=served,
@@ -247,12 +253,13 @@ class ChatService:
                     request_id=f"{record_id}-{i}",
                     prompt_ids=prompt.ids,
                     adapter=served.adapter,
-                    sampling=replace(sampling, seed=seed if i == 0 else noise_key(seed, i)),
+                    sampling=replace(sampling, seed=_seed_of(seed, i)),
                     grammar=grammar,
+                    stream=request.stream or answer.may_end_early,
                 )
-                for i in range(request.n)
+                for i, answer in enumerate(answers)
             ],
-            answers=[self._answer(request, record_id, i) for i in range(request.n)],
+            answers=answers,
             started=started,
         )
 
@@ -334,6 +341,11 @@ class ChatService:
                 f"{prompt + asked} tokens ({prompt} in the messages, {asked} in the completion)",
                 fix="Please reduce the length of the messages or completion.",
             )
+
+
+def _seed_of(seed: int | None, choice: int) -> int | None:
+    """Each choice has noise of its own."""
+    return seed if seed is None or choice == 0 else noise_key(seed, choice)
 
 
 def _grammar(request: ChatRequest) -> Grammar | None:

@@ -1,4 +1,4 @@
-"""`LocalBackend`: serves and trains in this process, through the embedded engine.
+"""`LocalBackend`: trains in this process, and serves through the embedded engine or vLLM.
 
 In: registered models, groups to train. Out: an OpenAI-compatible endpoint on loopback, and after
 each train call a checkpoint that serves the next rollout. What is here is who is registered, where
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class LocalBackend:
-    """Serves and trains in this process.
+    """Serves and trains on this machine.
 
     Args:
         path: where run folders are kept; None means each model's `base_path`.
@@ -62,6 +62,7 @@ class LocalBackend:
             RunLocked: another process holds the run folder.
             CheckpointError: the latest checkpoint does not fit `art_config.lora`.
             ConfigError: the name is taken, or the model was registered with other settings.
+            RuntimeMissing, EngineStartFailed: vLLM is asked for, and is not there or did not start.
         """
         if self._path is not None:
             model.base_path = self._path
@@ -212,7 +213,7 @@ class LocalBackend:
         try:
             if base is None:
                 base = await asyncio.to_thread(
-                    ServedBase.open, model.base_model, path, folder.records, model.art_config.engine
+                    ServedBase.open, model.base_model, path, folder.path, model.art_config
                 )
             run = await LiveRun.load(
                 model,

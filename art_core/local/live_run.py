@@ -20,7 +20,9 @@ from typing import Any, Self, TypeVar
 
 from art_core import checkpoints
 from art_core.backend import Skipped, TrainResult
+from art_core.batch.probe import Probe
 from art_core.batch.rendered import render_missing_prompts
+from art_core.batch.sample import Sample
 from art_core.batch.select import Selection, select
 from art_core.batch.supervised import Written, written_samples
 from art_core.bookmarks import Bookmark, read_bookmarks, write_bookmarks
@@ -35,6 +37,7 @@ from art_core.nn.lora import LoraModel
 from art_core.progress import progress
 from art_core.rundir import RunDir
 from art_core.runlog import log_step, summarize
+from art_core.training.canary import watch_canary
 from art_core.training.sft import supervised_loss, train_supervised
 from art_core.training.trainer import Trainer
 from art_core.training.watch import OnProgress
@@ -101,10 +104,10 @@ class LiveRun:
             except BaseException:
                 module.drop_adapter(adapter)
                 raise
-            base.engine.adopt(AdapterRef(model.name, step), adapter)
+            base.bench.adopt(AdapterRef(model.name, step), adapter)
             return trainer, step
 
-        trainer, step = await base.engine.exclusive(load)
+        trainer, step = await base.bench.exclusive(load)
         run = cls(model, folder, base, trainer, adapter, step, places, show_progress)
         for saved in checkpoints.steps(folder):
             if saved <= step:
@@ -147,7 +150,7 @@ class LiveRun:
     async def sft_loss(self, trajectories: Sequence[Trajectory], config: TrainSFTConfig) -> float:
         """As `Backend.sft_loss`."""
         written = await self._written(trajectories, config)
-        return await self.base.engine.exclusive(
+        return await self.base.bench.exclusive(
             lambda module: supervised_loss(module, self.adapter, written.samples, config)
         )
 
@@ -245,7 +248,7 @@ class LiveRun:
             self.trainer.running = selection.running
             return {**metrics, "groups_trained": selection.groups, "learning_rate": rate}
 
-        return await self._learn(train, skipped=tuple(selection.skipped))
+        return await self._learn(train, selection.samples, skipped=tuple(selection.skipped))
 
     async def _step_sft(self, written: Written, config: TrainSFTConfig) -> TrainResult:
         """Learn from what was written, keep the figures."""
@@ -261,8 +264,9 @@ class LiveRun:
             return {**metrics, **written.figures}
 
         skipped = tuple(Skipped(row, why, 1) for row, why in written.left_out.items())
+        samples = [sample for batch in batches for sample in batch]
         result = await self._or_skipped(
-            self._learn(train, skipped=skipped), config.max_nonfinite_steps, skipped
+            self._learn(train, samples, skipped=skipped), config.max_nonfinite_steps, skipped
         )
         figures = {**result.metrics, **_outcome(result)}
         await asyncio.to_thread(log_step, self.folder, "sft", before, (), figures)
@@ -286,13 +290,15 @@ class LiveRun:
     async def _learn(
         self,
         train: Callable[[OnProgress], dict[str, float]],
+        samples: Sequence[Sample],
         *,
         skipped: tuple[Skipped, ...],
     ) -> TrainResult:
         """Train, save, serve.
 
         Args:
-            train: runs on the engine's owner thread; what it changes is undone if it raises.
+            train: runs on the module's own thread; what it changes is undone if it raises.
+            samples: what it learns from.
         """
         step = self.step + 1
         begun = time.perf_counter()
@@ -303,7 +309,11 @@ class LiveRun:
             self.trainer.save(folder)
             write_bookmarks(folder, places)
 
-        def learn(module: LoraModel) -> tuple[dict[str, float], Path]:
+        def learn(module: LoraModel) -> tuple[dict[str, float], Path, Probe | None]:
+            watched = samples if self.base.bench.wants_probe else ()
+            canary = watch_canary(
+                module, self.adapter, watched, longest=self.base.engine.context_length
+            )
             with (
                 self.trainer.undone_on_error(),
                 progress("train", shown=self.show_progress) as bar,
@@ -319,14 +329,14 @@ class LiveRun:
 
                 metrics = train(tell)
                 path = checkpoints.save(self.folder, step, save)
-            self.base.engine.adopt(AdapterRef(self.model.name, step), self.adapter)
+            self.base.bench.adopt(AdapterRef(self.model.name, step), self.adapter)
             self.step, self.bookmarks = step, places
-            return metrics, path
+            return metrics, path, canary()
 
         self.base.service.gate.hold()
         try:
-            metrics, path = await self.base.engine.exclusive(learn)
-            await self._serve(step)
+            metrics, path, probe = await self.base.bench.exclusive(learn)
+            metrics |= await self._serve(step, probe)
         finally:
             self.base.service.gate.release()
         return TrainResult(
@@ -337,16 +347,19 @@ class LiveRun:
             checkpoint_path=str(path),
         )
 
-    async def _serve(self, step: int) -> None:
-        """Make a saved step answer; the latest one answers from the module itself."""
-        settings = self.model.art_config
-        await self.base.engine.load_adapter(
-            AdapterRef(self.model.name, step),
-            self.folder.checkpoints / checkpoints.folder_name(step),
-        )
-        self.base.service.models.publish(
-            self.model.name, step, seed=settings.seed, sampling=settings.sampling
-        )
+    async def _serve(self, step: int, probe: Probe | None = None) -> dict[str, float]:
+        """Make a saved step answer, once it is proved that it is what answers; figures of that.
+
+        Args:
+            probe: of the step before and this one.
+        """
+        name, settings = self.model.name, self.model.art_config
+        ref = AdapterRef(name, step)
+        path = self.folder.checkpoints / checkpoints.folder_name(step)
+        await self.base.engine.load_adapter(ref, path)
+        figures = await self.base.bench.prove(AdapterRef(name, step - 1), ref, probe)
+        self.base.service.models.publish(name, step, seed=settings.seed, sampling=settings.sampling)
+        return figures
 
 
 def _drift(groups: Sequence[TrajectoryGroup], tokenizer: Tokenizer) -> dict[str, float]:

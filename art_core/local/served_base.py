@@ -1,28 +1,37 @@
 """One base model in memory, with the endpoint that its adapters answer at.
 
-In: a model's folder, and where its token records are kept. Out: the module, its engine, its service
-and a running server, which end together. Left out: whose adapters they are (live_run.py).
+In: a model's folder, its settings, and where its token records are kept. Out: the module on its
+bench, an engine, its service and a running server, which end together. Left out: whose adapters
+they are (live_run.py).
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 import torch
 
-from art_core.config import EngineConfig
+from art_core.config import EngineConfig, ModelConfig
+from art_core.engine.base import Engine
 from art_core.engine.chat_service import ChatService
 from art_core.engine.embedded import EmbeddedEngine
 from art_core.engine.model_registry import ModelRegistry
 from art_core.engine.openai_routes import create_app
+from art_core.engine.runtime import VllmRuntime, find_runtime
 from art_core.engine.serving import LoopbackServer
 from art_core.engine.tokenizer import HFTokenizer
+from art_core.engine.vllm_launch import GpuRoom, start_vllm, vllm_settings
+from art_core.errors import RuntimeMissing
+from art_core.local.bench import Bench, EmbeddedBench, OwnBench
 from art_core.nn.lora import LoraModel
 from art_core.nn.memory import keep_freed_memory
 from art_core.records import RecordStore
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -32,32 +41,38 @@ class ServedBase:
     base_model: str
     """The name it is served under."""
     model: LoraModel
-    """Owned by the engine's thread; see `EmbeddedEngine.exclusive`."""
-    engine: EmbeddedEngine
+    """Owned by the bench; its sizes may be read from anywhere."""
+    bench: Bench
+    engine: Engine
     service: ChatService
     server: LoopbackServer
 
     @classmethod
-    def open(cls, name: str, path: Path, records: Path, config: EngineConfig) -> Self:
-        """Load the base model and open its endpoint.
+    def open(cls, name: str, path: Path, folder: Path, config: ModelConfig) -> Self:
+        """Load the base model, start its engine and open its endpoint.
+
+        Args:
+            folder: where token records are kept, and vLLM has its own files.
 
         Raises:
             BaseModelError: it is damaged, or of a kind that can't be used.
+            RuntimeMissing, EngineStartFailed: vLLM is asked for, and is not there or did not start.
         """
         keep_freed_memory()
         torch.set_flush_denormal(True)
-        model = LoraModel.load(path)
-        tokenizer = HFTokenizer(path)
-        store = RecordStore(records)
-        engine = EmbeddedEngine(model, tokenizer, base_model=name, config=config)
-        service = ChatService(engine, store, ModelRegistry(name))
+        store = RecordStore(folder / "records.sqlite")
+        engine: Engine | None = None
         try:
+            model, engine, bench = _make(name, path, folder, config)
+            keyed = _is_keyed(config.engine, engine)
+            service = ChatService(engine, store, ModelRegistry(name), keyed=keyed)
             server = LoopbackServer(create_app(service)).start()
         except BaseException:
-            asyncio.run(engine.close())
+            if engine is not None:
+                asyncio.run(engine.close())
             store.close()
             raise
-        return cls(name, model, engine, service, server)
+        return cls(name, model, bench, engine, service, server)
 
     async def close(self) -> None:
         """Stop answering: first the endpoint, then what stands behind it."""
@@ -65,4 +80,72 @@ class ServedBase:
             await asyncio.to_thread(self.server.stop)
         finally:
             await self.engine.close()
+            await asyncio.to_thread(self.bench.close)
             self.service.records.close()
+
+
+def _make(
+    name: str, path: Path, folder: Path, config: ModelConfig
+) -> tuple[LoraModel, Engine, Bench]:
+    """The module on its bench, and the engine that answers."""
+    runtime = _runtime(config.engine)
+    if runtime is None:
+        return _embedded(name, path, config.engine)
+    return _vllm(name, path, folder / "vllm", config, runtime)
+
+
+def _is_keyed(config: EngineConfig, engine: Engine) -> bool:
+    """Whether calls that name no seed are given one; it costs vLLM on a GPU dearly."""
+    if isinstance(engine, EmbeddedEngine):
+        return True
+    asked = config.vllm.keyed_noise
+    return not torch.cuda.is_available() if asked is None else asked
+
+
+def _runtime(config: EngineConfig) -> VllmRuntime | None:
+    """The vLLM to serve with; None: the embedded engine serves."""
+    if config.kind == "embedded" or (config.kind == "auto" and not torch.cuda.is_available()):
+        return None
+    try:
+        return find_runtime(config.vllm.python)
+    except RuntimeMissing as error:
+        if config.kind == "vllm":
+            raise
+        _log.warning("the embedded engine serves, which is slow on a GPU: %s", error)
+        return None
+
+
+def _embedded(name: str, path: Path, config: EngineConfig) -> tuple[LoraModel, Engine, Bench]:
+    model = LoraModel.load(path)
+    engine = EmbeddedEngine(model, HFTokenizer(path), base_model=name, config=config)
+    return model, engine, EmbeddedBench(engine)
+
+
+def _vllm(
+    name: str, path: Path, folder: Path, config: ModelConfig, runtime: VllmRuntime
+) -> tuple[LoraModel, Engine, Bench]:
+    """The trainer's module first: vLLM takes what it leaves of the GPU."""
+    has_gpu = torch.cuda.is_available()
+    model = LoraModel.load(
+        path,
+        dtype=torch.bfloat16 if has_gpu else torch.float32,
+        device="cuda" if has_gpu else "cpu",
+    )
+    settings = vllm_settings(
+        path,
+        config.engine.vllm,
+        rank=config.lora.rank,
+        context_length=model.context_length,
+        room=None if runtime.is_cpu else GpuRoom(*torch.cuda.mem_get_info()),
+    )
+    engine = start_vllm(
+        settings,
+        HFTokenizer(path),
+        runtime=runtime,
+        folder=folder,
+        base_model=name,
+        vocab_size=model.vocab_size,
+        progress=_log.info,
+    )
+    bench = OwnBench(model, engine, sleeps=settings.sleep_mode, threads=config.engine.threads)
+    return model, engine, bench

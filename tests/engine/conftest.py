@@ -17,8 +17,6 @@ from art_core.engine.scripted import ScriptedEngine
 from art_core.engine.serving import LoopbackServer
 from art_core.records import RecordStore, TokenRecord
 
-pytest.register_assert_rewrite("tests.engine.conformance")
-
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a":1}}\n</tool_call>'
 TOOLS: list[dict[str, Any]] = [
     {

@@ -12,6 +12,7 @@ import pytest
 
 from art_core.config import SamplingConfig
 from art_core.engine.base import AdapterRef
+from art_core.engine.chat_service import ChatService
 from art_core.engine.scripted import LOGPROB
 from art_core.engine.tokenizer import ByteTokenizer
 from tests.engine.conftest import CALL, TOOLS, Endpoint, make_endpoint, user
@@ -553,3 +554,35 @@ async def test_128_chats_side_by_side_get_their_own_answers(endpoint: Endpoint) 
         str(i) for i in range(128)
     ]
     assert len({body["system_fingerprint"] for body in bodies}) == 128
+
+
+# What the engine is told
+
+
+async def test_an_engine_may_draw_its_noise_by_itself(endpoint: Endpoint) -> None:
+    """Then a call has a seed only if it names one, and its record says so."""
+    service = ChatService(endpoint.engine, endpoint.records, endpoint.models, keyed=False)
+    body = {"model": "agent", "messages": [user()], "n": 2}
+    free = await service.complete(body)
+    await service.complete({**body, "seed": 5})
+    none, nor, first, second = [asked.sampling.seed for asked in endpoint.asked]
+    assert (none, nor, first) == (None, None, 5)
+    assert second not in (None, 5)
+    assert endpoint.record(free).sampling.seed is None
+
+
+@pytest.mark.parametrize(
+    ("body", "is_looked_at"),
+    [
+        ({}, False),
+        ({"tools": TOOLS}, False),
+        ({"stream": True}, True),
+        ({"stop": "x"}, True),
+        ({"tools": TOOLS, "parallel_tool_calls": False}, True),
+    ],
+)
+async def test_the_engine_knows_whether_anybody_looks_before_the_end(
+    endpoint: Endpoint, body: dict[str, Any], is_looked_at: bool
+) -> None:
+    assert (await endpoint.post(**body)).status_code == 200
+    assert [asked.stream for asked in endpoint.asked] == [is_looked_at]
