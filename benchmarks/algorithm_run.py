@@ -43,6 +43,8 @@ class Listener:
     def __init__(self, diary: Diary) -> None:
         self._diary = diary
 
+    def warmed_up(self, result: art.TrainResult, seconds: float) -> None: ...
+
     def first(self, group: art.TrajectoryGroup) -> None: ...
 
     def examined(self, when: str, score: Score, groups: Sequence[art.TrajectoryGroup]) -> None:

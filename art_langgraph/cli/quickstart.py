@@ -83,7 +83,7 @@ def run_quickstart(
     journal = Journal(model, recipe)
     introduce(recipe, run, journal)
     if not journal.finished:
-        with _going_on(run):
+        with _going_on(run, recipe):
             began += _fetch(base_model)
             _train(model, recipe, journal, Narrator(recipe, bars=draws_bars()), began)
     show_result(write_report(out, run, recipe, journal), run, out)
@@ -167,7 +167,7 @@ def _check_folder(out: Path) -> None:
 
 
 @contextmanager
-def _going_on(run: RunDir) -> Iterator[None]:
+def _going_on(run: RunDir, recipe: Recipe) -> Iterator[None]:
     """Say how to go on, where the work is interrupted."""
     from art_core import checkpoints
 
@@ -175,7 +175,8 @@ def _going_on(run: RunDir) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         steps = checkpoints.steps(run)
-        kept = f"step {steps[-1]} is saved in {visible(str(run.path))}" if steps else "nothing yet"
-        say(f"\nInterrupted; {kept}.")
+        learned = steps[-1] - recipe.warm_up_steps if steps else -1
+        where = f"step {learned} is saved in {visible(str(run.path))}"
+        say(f"\nInterrupted; {where if learned >= 0 else 'nothing is saved yet'}.")
         say("The same command goes on from there; with --fresh it starts anew.")
         raise typer.Exit(130) from None

@@ -32,7 +32,7 @@ RECIPE = Recipe().quick()
 NAME = "shop-seed0-quick"
 """What the command calls such a run."""
 GATHER_SECONDS = 4.0
-PHASES = {"load": 5.0, "before": 10.0, "learn": 40.0, "after": 5.0}
+PHASES = {"load": 5.0, "warm_up": 3.0, "before": 10.0, "learn": 40.0, "after": 5.0}
 
 MODEL_TEXTS = (
     "see [/foo] here",
@@ -103,6 +103,7 @@ def record(base_path: Path, said: str = "I don't know.") -> tuple[RunDir, Journa
         name=NAME, project="quickstart", base_model=RECIPE.base_model, base_path=str(base_path)
     )
     clientele = make_clientele(RECIPE)
+    warm = RECIPE.warm_up_steps
     for step in range(2):
         groups = [
             TrajectoryGroup(
@@ -112,7 +113,7 @@ def record(base_path: Path, said: str = "I don't know.") -> tuple[RunDir, Journa
             for c in clientele.of_step(step, RECIPE.groups)
         ]
         figures = {"entropy": math.nan if step else 1.5, "step_seconds": 8.0}
-        log_step(run, "train", step, groups, {**figures, "gather_seconds": GATHER_SECONDS})
+        log_step(run, "train", warm + step, groups, {**figures, "gather_seconds": GATHER_SECONDS})
     first, second, third = clientele.held_out
     fault = RolloutFailure("the network failed", trajectory=trajectory(third, right=False))
     before = [
@@ -121,14 +122,14 @@ def record(base_path: Path, said: str = "I don't know.") -> tuple[RunDir, Journa
         TrajectoryGroup([], exceptions=[fault]),
     ]
     after = [TrajectoryGroup([trajectory(c, right=True)]) for c in clientele.held_out]
-    log_step(run, "test", 0, before)
-    log_step(run, "test", 2, after)
+    log_step(run, "test", warm, before)
+    log_step(run, "test", warm + 2, after)
     journal = Journal(model, RECIPE)
-    journal.before = score(clientele.held_out, before, 0)
-    journal.after = score(clientele.held_out, after, 2)
+    journal.before = score(clientele.held_out, before, warm)
+    journal.after = score(clientele.held_out, after, warm + 2)
     journal.stopped, journal.phases, journal.first_reward_seconds = "max_steps", dict(PHASES), 9.0
     journal.save()
     with RunDir.open(base_path, "quickstart", NAME) as opened:
-        for step in range(3):
+        for step in range(warm + 3):
             checkpoints.save(opened, step, lambda folder: (folder / "x").touch())
     return run, journal

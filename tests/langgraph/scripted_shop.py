@@ -77,6 +77,8 @@ class ScriptedBackend(Unsupervised):
         self.server = LoopbackServer(create_app(service)).start()
         self.run: RunDir | None = None
         self.step = 0
+        self.lessons: list[Trajectory] = []
+        """What was given to learn from."""
 
     async def __aenter__(self) -> ScriptedBackend:
         return self
@@ -106,6 +108,21 @@ class ScriptedBackend(Unsupervised):
         metrics = {"entropy": ENTROPY, "step_seconds": 0.25}
         log_step(self.run, "train", self.step - 1, groups, metrics)
         return art.TrainResult(self.step, trained=True, metrics=metrics)
+
+    async def train_sft(
+        self,
+        model: art.TrainableModel,
+        trajectories: Sequence[Trajectory],
+        config: art.TrainSFTConfig,
+        *,
+        bookmark: art.Bookmark | None = None,
+    ) -> art.TrainResult:
+        assert self.run is not None
+        self.lessons += trajectories
+        self.step += 1
+        checkpoints.save(self.run, self.step, _write)
+        await self._publish(model, self.step)
+        return art.TrainResult(self.step, trained=True, metrics={"loss": 0.5})
 
     async def join(self, model: art.TrainableModel, trajectories: Sequence[Trajectory]) -> None:
         join_records(trajectories, self.records)
@@ -148,6 +165,9 @@ class Notes:
         self.told: list[str] = []
         self.steps: list[int] = []
         self._on_step = on_step
+
+    def warmed_up(self, result: art.TrainResult, seconds: float) -> None:
+        self.told.append("warm-up")
 
     def first(self, group: TrajectoryGroup) -> None:
         self.told.append("first")

@@ -222,7 +222,7 @@ def test_a_finished_run_is_shown_again(tmp_path: Path, capsys: pytest.CaptureFix
     shown = capsys.readouterr().out
     assert "is finished" in shown
     assert re.search(r"held-out served right +33% +100%", shown)
-    assert "2 steps in 1 min 0 s" in shown
+    assert "2 steps in 1 min 3 s" in shown
     assert {path.name for path in out.iterdir()} == {"index.html", "report.json", "reward.png"}
 
 

@@ -31,6 +31,7 @@ from art_langgraph.quickstart.conversation import Turn, turns_of
 from art_langgraph.quickstart.customers import PARTS, TOOLS, Customer, judge, succeeded, total
 from art_langgraph.quickstart.finish import finish
 from art_langgraph.quickstart.journal import Journal
+from art_langgraph.quickstart.lessons import lesson
 from art_langgraph.quickstart.recipe import Recipe
 from art_langgraph.quickstart.score import Score, ToolScore, score
 from art_langgraph.quickstart.session import run_session
@@ -45,6 +46,7 @@ from art_langgraph.quickstart.shop import (
 from tests.langgraph.scripted_shop import ALL, NONE, Notes, Policy, ScriptedBackend, of_tool
 
 SMALL = Recipe(
+    lessons=0,
     groups=3,
     group_size=2,
     max_steps=4,
@@ -93,9 +95,10 @@ def test_customers_are_the_same_for_a_seed_and_strangers_to_each_other() -> None
     first, again, other = (make_clientele(replace(recipe, seed=seed)) for seed in (0, 0, 1))
     assert first == again
     assert first != other
-    every = [*first.training, *first.checks, *first.held_out]
-    parts = (first.training, first.checks, first.held_out)
-    assert [*map(len, parts)] == [recipe.customers, recipe.checks, recipe.held_out]
+    every = [*first.training, *first.checks, *first.held_out, *first.lessons]
+    parts = (first.training, first.checks, first.held_out, first.lessons)
+    sizes = [recipe.customers, recipe.checks, recipe.held_out, recipe.lessons]
+    assert [*map(len, parts)] == sizes
     assert len(every) == len(first.orders)
     assert len({order.number for order in first.orders}) == len(first.orders)
     assert len({order.name for order in first.orders}) == len(first.orders)
@@ -129,8 +132,13 @@ def test_no_wording_comes_again_before_all_of_its_tool_have() -> None:
 
 def test_the_learning_rate_falls_after_the_steady_steps() -> None:
     recipe = Recipe()
-    rates = [recipe.train_config(step).learning_rate for step in (0, 7, 8, 16)]
-    assert rates == pytest.approx([8e-4, 8e-4, 8e-4 * 0.88, 8e-4 * 0.88**9])  # 17th step: 2.53e-4
+    rates = [recipe.train_config(step).learning_rate for step in (0, 4, 5, 13)]
+    assert rates == pytest.approx([1.4e-3, 1.4e-3, 1.4e-3 * 0.88, 1.4e-3 * 0.88**9])  # 4.43e-4
+
+
+def test_what_did_worse_counts_after_the_steady_steps() -> None:
+    recipe = Recipe()
+    assert [recipe.train_config(step).negative_weight for step in (0, 4, 5, 13)] == [0, 0, 1, 1]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -325,6 +333,43 @@ async def play(path: Path, recipe: Recipe, policy: Policy, notes: Notes) -> Jour
 
 def learner(recipe: Recipe, *known: Sequence[str]) -> Policy:
     return Policy(make_clientele(recipe), known)
+
+
+async def test_a_run_is_warmed_up_once_before_all_else(tmp_path: Path) -> None:
+    """Three labelled examples, one of each tool, are one step; the first customer comes after it.
+    Interrupted in the step after it, the run goes on without them."""
+
+    def interrupt(step: int) -> None:
+        raise KeyboardInterrupt
+
+    recipe = replace(SMALL, lessons=3, max_steps=2, stop_reward=1.1)
+    policy = learner(recipe, NONE, TOOLS[:1], ALL)
+    model = make_model(tmp_path)
+    notes = Notes(on_step=interrupt)
+    async with ScriptedBackend(policy) as backend:
+        with pytest.raises(KeyboardInterrupt):
+            await run_session(model, backend, recipe, Journal(model, recipe), notes)
+        assert [one.metadata["tool"] for one in backend.lessons] == [*TOOLS]
+    assert notes.told == ["warm-up", "first", "before", "step 2"]
+    journal = await play(tmp_path, recipe, policy, again := Notes())
+    assert again.told == ["step 3", "after"]
+    assert journal.before is not None
+    assert journal.before.step == 1
+    assert journal.before.success == pytest.approx(1 / 3)
+    assert list(journal.phases)[:2] == ["load", "warm_up"]
+
+
+def test_a_lesson_is_served_right_and_teaches_nothing_of_the_prompt() -> None:
+    clientele = make_clientele(replace(SMALL, lessons=3))
+    shop = Shop(clientele.orders)
+    for customer in clientele.lessons:
+        messages = lesson(customer, shop).messages()
+        asked = [i for i, m in enumerate(messages) if m["role"] == "user"][-1]
+        assert messages[asked]["content"] == customer.message
+        assert customer.fact in messages[-1]["content"]
+        answers = [m for m in messages if m["role"] == "assistant"]
+        assert [m.get("weight") for m in answers] == [*[0] * (len(answers) - 2), None, None]
+    shop.close()
 
 
 async def test_a_run_learns_stops_when_it_has_and_is_measured_on_strangers(tmp_path: Path) -> None:

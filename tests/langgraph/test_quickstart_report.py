@@ -47,11 +47,20 @@ def test_the_report_says_what_was_measured(report: dict[str, Any]) -> None:
     assert report["reward_last"] == pytest.approx(1.0)
     assert report["heldout_before"] == pytest.approx(1 / 3)
     assert report["heldout_after"] == 1.0
-    assert report["seconds"] == 60.0
+    assert report["seconds"] == 63.0
     assert report["first_reward_seconds"] == 9.0
     assert (report["steps"], report["stopped"], report["seed"]) == (2, "max_steps", 0)
+    assert report["checkpoint"] == 3
+    assert report["warm_up"] == {"examples": 3, "steps": 1, "seconds": 3.0}
+    assert [point["step"] for point in report["curve"]] == [0, 1]
     assert report["reward_parts"] == dict(PARTS)
-    assert report["phases"] == {"load": 5.0, "before": 10.0, "learn": 40.0, "after": 5.0}
+    assert report["phases"] == {
+        "load": 5.0,
+        "warm_up": 3.0,
+        "before": 10.0,
+        "learn": 40.0,
+        "after": 5.0,
+    }
     assert report["failures"] == 1
     # 12 rollouts a step of 3 sampled tokens each, in 4 seconds.
     assert report["tokens_per_second"] == pytest.approx(12 * 3 / 4)
