@@ -61,10 +61,13 @@ class Plan:
         return cls(**{**kept, "run": Run(**kept["run"])})
 
     def recipe(self) -> Recipe:
-        """The quickstart's, with the contender's settings."""
+        """The quickstart's, with the contender's settings, which hold from the first step on: to
+        weigh what did worse less at first is the quickstart's own way alone."""
         bare = Recipe(seed=self.run.seed, base_model=self.model)
         train = at_rate(contenders(bare.train)[self.run.contender], self.run.rate)
-        recipe = replace(bare, train=train)
+        own = self.run.contender == "own"
+        early = bare.steady_negative_weight if own else train.negative_weight
+        recipe = replace(bare, train=train, steady_negative_weight=early)
         recipe = recipe.quick() if self.quick else recipe
         return replace(recipe, max_steps=self.steps or recipe.max_steps)
 

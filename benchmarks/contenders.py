@@ -4,12 +4,13 @@ In: the quickstart's own settings. Out: settings by name: each of `algorithms.PR
 (a bare `TrainConfig`), and "own" (the quickstart as it is). Left out: what they are tried on.
 
 Held equal: whatever is no part of an algorithm, `HELD`, and the schedule of the learning rate,
-which lies outside the settings. A preset's own word wins, so GSPO makes its four updates a step; a
-loss that allows one update a step makes one (RLOO's). AdamW takes away a constant factor of the
-loss, so advantages that are not divided by a standard deviation need no other learning rate; but
-they are that much smaller beside the entropy bonus, whose weight is therefore made as much smaller.
-What does change how far a step goes is the number of updates: such contenders have a learning rate
-of their own to try beside the common ones.
+which lies outside the settings. What the quickstart does in its early steps, to learn from what did
+better alone, is "own"'s only (algorithm_plan.py). A preset's own word wins, so GSPO makes its four
+updates a step; a loss that allows one update a step makes one (RLOO's). AdamW takes away a constant
+factor of the loss, so advantages that are not divided by a standard deviation need no other
+learning rate; but they are that much smaller beside the entropy bonus, whose weight is therefore
+made as much smaller. What does change how far a step goes is the number of updates: such contenders
+have a learning rate of their own to try beside the common ones.
 """
 
 from __future__ import annotations

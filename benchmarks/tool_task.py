@@ -2,8 +2,9 @@
 
 In: a seed. Out: wishes to train on and others, in other words, to hold out; rollouts of one LLM
 call each through plain `art_core`, and their reward, which is a function of the call alone. Left
-out: the loop (algorithm_run.py). An example of each tool stands in the prompt, since what is never
-sampled is never learned.
+out: the loop (algorithm_run.py), and a warm-up: the quickstart's supervised step on labelled
+examples is not made here, so all that is learned is learned by the algorithm. Examples of each tool
+stand in the prompt instead, since what is never sampled is never learned.
 """
 
 from __future__ import annotations

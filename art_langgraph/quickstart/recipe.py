@@ -52,7 +52,10 @@ class Recipe:
     check_every: int = 1
     """Steps between two checks, at least."""
     steady_steps: int = 5
-    """Steps at the full learning rate, which learn from what did better than its group alone."""
+    """Steps at the full learning rate, before it falls."""
+    steady_negative_weight: float = 0.0
+    """`negative_weight` in them; later it is that of `train`. At 0 they learn from what did better
+    than its group alone."""
     rate_decay: float = 0.88
     """After them each step's learning rate is this share of the one before."""
 
@@ -109,7 +112,7 @@ class Recipe:
         """
         late = max(0, step + 1 - self.steady_steps)
         rate = self.train.learning_rate * self.rate_decay**late
-        weight = self.train.negative_weight if late else 0.0
+        weight = self.train.negative_weight if late else self.steady_negative_weight
         return self.train.model_copy(update={"learning_rate": rate, "negative_weight": weight})
 
     def model_config(self) -> ModelConfig:

@@ -55,6 +55,13 @@ def test_a_step_of_fewer_updates_gets_a_rate_of_its_own() -> None:
     ]
 
 
+@pytest.mark.parametrize("name", [*contenders(OWN)])
+def test_what_did_worse_weighs_less_at_first_in_the_quickstarts_own_way_alone(name: str) -> None:
+    plan = Plan(Run("tool", name, 1.0, 0), "", "", "", 60.0, None, None, quick=False)
+    weights = [plan.recipe().train_config(step).negative_weight for step in (0, 4, 5)]
+    assert weights == ([0.0, 0.0, 1.0] if name == "own" else [1.0] * 3)  # five steady steps
+
+
 def test_held_out_wishes_use_other_words() -> None:
     for tool in TOOLS:
         assert not {*WORDINGS["train"][tool]} & {*WORDINGS["held-out"][tool]}
