@@ -50,7 +50,7 @@ class Listener:
     def examined(self, when: str, score: Score, groups: Sequence[art.TrajectoryGroup]) -> None:
         self._diary.begin()
 
-    def step(self, figures: Mapping[str, float], result: art.TrainResult) -> None:
+    def step(self, number: int, figures: Mapping[str, float], result: art.TrainResult) -> None:
         self._diary.note(figures, result)
 
     def checked(self, score: Score) -> None: ...

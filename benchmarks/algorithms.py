@@ -138,32 +138,41 @@ def _told(result: Result) -> str:
     )
 
 
-def steps_to_goal(result: Result) -> float:
-    """Train calls before the first step whose rollouts earn GOAL; inf if none does."""
-    return next((float(i) for i, r in enumerate(result["rewards"]) if r >= GOAL), math.inf)
+def common_steps(results: Sequence[Result]) -> int:
+    """First steps that all runs have: one that was cut by time says nothing of those it lacks."""
+    return min(len(r["rewards"]) if r["stopped"] == "time" else r["planned"] for r in results)
 
 
-def area(result: Result) -> float:
-    """Mean reward over the planned steps; a run that has learned stays as it was in the end."""
-    rewards = result["rewards"]
-    return statistics.fmean([*rewards, *[rewards[-1]] * (result["planned"] - len(rewards))])
+def steps_to_goal(result: Result, steps: int) -> float:
+    """Train calls before the first of `steps` whose rollouts earn GOAL; inf if none does."""
+    rewards = result["rewards"][:steps]
+    return next((float(i) for i, reward in enumerate(rewards) if reward >= GOAL), math.inf)
+
+
+def area(result: Result, steps: int) -> float:
+    """Mean reward over `steps`; a run that has learned stays as it was in the end."""
+    rewards = result["rewards"][:steps]
+    return statistics.fmean([*rewards, *[rewards[-1]] * (steps - len(rewards))])
 
 
 def table(results: Sequence[Result]) -> str:
-    """Of each task, contender and rate: medians over the seeds, and the span in brackets."""
-    head = ("task", "contender", "lr x", "seeds", "steps to 0.9", "mean reward", "held-out",
-            "weakest", "entropy", "clipped", "s/step")  # fmt: skip
+    """Of each task, contender and rate: medians over the seeds, and the span in brackets. Rewards
+    are those of "first": the steps that all runs of the task have; the rest is of the whole run."""
+    head = ("task", "first", "contender", "lr x", "seeds", "steps to 0.9", "mean reward",
+            "held-out", "weakest", "entropy", "clipped", "s/step")  # fmt: skip
     rows = [head]
     for key in sorted({_key(result) for result in results}):
         some = [result for result in results if _key(result) == key]
+        first = common_steps([result for result in results if result["task"] == key[0]])
         rows.append(
             (
                 key[0],
+                str(first),
                 key[1],
                 f"{key[2]:g}",
                 str(len(some)),
-                _spanned([steps_to_goal(r) for r in some], ".0f"),
-                _spanned([area(r) for r in some], ".2f"),
+                _spanned([steps_to_goal(r, first) for r in some], ".0f"),
+                _spanned([area(r, first) for r in some], ".2f"),
                 _spanned([r["after"]["success"] for r in some], ".2f"),
                 _spanned([r["after"]["weakest"] for r in some], ".2f"),
                 _spanned([_last(r["entropy"]) for r in some], ".2f"),
@@ -199,8 +208,9 @@ def _mean(values: Sequence[float | None]) -> float:
 
 def verdict(task: str, results: Sequence[Result]) -> Comparison | None:
     """The quickstart's own settings beside the best other contender at its best rate, over the
-    seeds that both have; None if there are no two of them yet."""
+    seeds and the steps that both have; None if there are no two of them yet."""
     of_task = [result for result in results if result["task"] == task]
+    first = common_steps(of_task) if of_task else 0
     sides: dict[tuple[str, str, float], dict[int, Result]] = {}
     for result in of_task:
         sides.setdefault(_key(result), {})[result["seed"]] = result
@@ -208,11 +218,11 @@ def verdict(task: str, results: Sequence[Result]) -> Comparison | None:
     others = [key for key in sides if key[1] != "own"]
     if not mine or not others:
         return None
-    own, best = (max(keys, key=lambda k: _rank(sides[k])) for keys in (mine, others))
+    own, best = (max(keys, key=lambda k: _rank(sides[k], first)) for keys in (mine, others))
     seeds = sorted(sides[own].keys() & sides[best].keys())
     if not seeds:
         return None
-    pairs = np.array([[_counted(sides[own][s]), _counted(sides[best][s])] for s in seeds])
+    pairs = np.array([[_counted(sides[key][s], first) for key in (own, best)] for s in seeds])
     ratios = pairs[:, 1] / pairs[:, 0]
     low, high = np.percentile(ratios, [10, 90])
     return Comparison(
@@ -221,30 +231,37 @@ def verdict(task: str, results: Sequence[Result]) -> Comparison | None:
         peer=float(np.median(pairs[:, 1])),
         peer_name=f"{best[1]} at {best[2]:g} x the learning rate; ours at {own[2]:g} x",
         ratio=round(float(np.median(ratios)), 3),
-        goal=f"steps to reward {GOAL}, seeds {seeds}: the default is what needs the fewest",
+        goal=f"steps to reward {GOAL} of the first {first}, seeds {seeds}: the default has fewest",
         spread=(round(float(low), 3), round(float(high), 3)),
         machine=machine(),
     )
 
 
-def _counted(result: Result) -> float:
-    """Steps to the goal, the steps themselves and not those before; one that did not get there is
-    taken to get there in the step after the last."""
-    return min(steps_to_goal(result), float(result["planned"])) + 1.0
+def _counted(result: Result, steps: int) -> float:
+    """Steps to the goal, the steps themselves and not those before; a run that did not get there in
+    `steps` is taken to get there in the one after."""
+    return min(steps_to_goal(result, steps), float(steps)) + 1.0
 
 
-def _rank(by_seed: Mapping[int, Result]) -> tuple[int, float, float]:
+def _rank(by_seed: Mapping[int, Result], first: int) -> tuple[int, float, float]:
     """The more seeds, the fewer steps, the more reward on the way, the better."""
-    steps = statistics.median(_counted(r) for r in by_seed.values())
-    return (len(by_seed), -steps, statistics.median(area(r) for r in by_seed.values()))
+    runs = by_seed.values()
+    steps = statistics.median(_counted(r, first) for r in runs)
+    return (len(by_seed), -steps, statistics.median(area(r, first) for r in runs))
 
 
 def all_runs(
-    tasks: Sequence[Task], names: Sequence[str], rates: Sequence[float], seeds: Sequence[int]
+    tasks: Sequence[Task],
+    names: Sequence[str],
+    rates: Sequence[float],
+    seeds: Sequence[int],
+    *,
+    own_rates: bool,
 ) -> list[Run]:
     """Every run, the first rate first, seed after seed, so that what is there soon can be compared.
 
-    A contender whose step is made of more or fewer updates is also played at its own rate, last.
+    own_rates: a contender whose step is made of more or fewer updates is also played at its own
+        rate, last.
     """
     own = Recipe().train
     field = contenders(own)
@@ -255,14 +272,15 @@ def all_runs(
         for task in tasks
         for name in names
     ]
-    runs += [
+    if not own_rates:
+        return runs
+    return runs + [
         Run(task, name, own_rate(field[name], own), seed)
         for seed in seeds
         for task in tasks
         for name in names
         if own_rate(field[name], own) not in rates
     ]
-    return runs
 
 
 def parse() -> argparse.Namespace:
@@ -276,6 +294,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--contenders", nargs="+", default=every, choices=every)
     parser.add_argument(
         "--rates", nargs="+", type=float, default=[1.0, 0.5], help="x the quickstart's"
+    )
+    parser.add_argument(
+        "--own-rates",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="also the rate that makes up for more or fewer updates a step",
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
@@ -337,7 +361,7 @@ def quick(args: argparse.Namespace, began: float) -> None:
     with tempfile.TemporaryDirectory() as folder:
         args.out, args.runs, args.steps = Path(folder) / "out", None, 1
         args.model = str(tiny_base(Path(folder)))
-        runs = all_runs(args.tasks, ["own", "dppo"], [1.0], [0])
+        runs = all_runs(args.tasks, ["own", "dppo"], [1.0], [0], own_rates=True)
         for _ in range(2):
             failed = compare(args, runs, began)
             if failed or len(read_results(args.out)) != len(runs):
@@ -355,7 +379,9 @@ def main() -> None:
         return
     failed: list[str] = []
     if not args.table:
-        runs = all_runs(args.tasks, args.contenders, args.rates, args.seeds)
+        runs = all_runs(
+            args.tasks, args.contenders, args.rates, args.seeds, own_rates=args.own_rates
+        )
         failed = compare(args, runs, began)
     report(args.out)
     sys.exit(1 if failed else 0)

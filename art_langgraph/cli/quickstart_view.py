@@ -111,12 +111,11 @@ class Narrator:
         right = f"{percent(score.success)} of {score.customers} other customers served right"
         say(f"check: {right}", _failed(score.failures))
 
-    def step(self, figures: Mapping[str, float], result: art.TrainResult) -> None:
+    def step(self, number: int, figures: Mapping[str, float], result: art.TrainResult) -> None:
         """A step's figures: one line, or three where there is somebody to look."""
         learned = result.metrics.get("step_seconds")
         took = [figures["gather_seconds"], *([] if learned is None else [learned])]
-        step = result.step - self.recipe.warm_up_steps + (not result.trained)
-        head = f"step {step:>2}/{self.recipe.max_steps}"
+        head = f"step {number:>2}/{self.recipe.max_steps}"
         reward = f"reward {figures['reward']:.2f}"
         parts = "  ".join(f"{name} {figures[name]:.2f}" for name in PARTS)
         tools = "  ".join(_tool_shares(figures))

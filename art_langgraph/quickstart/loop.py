@@ -24,8 +24,9 @@ from art_langgraph.quickstart.shop import EXAMPLES, Shop
 
 MAX_FAILED = 0.5
 """Share of a gather's rollouts that may fail by no fault of the policy."""
-OnStep = Callable[[Mapping[str, float], art.TrainResult], None]
-"""Called after each step with the mean figures of its rollouts, and what was learned of them."""
+OnStep = Callable[[int, Mapping[str, float], art.TrainResult], None]
+"""Called after each step with its number, counted from 1, the mean figures of its rollouts, and
+what was learned of them."""
 OnCheck = Callable[[Score], None]
 """Called after each check."""
 
@@ -86,8 +87,7 @@ async def learn(desk: Desk, clientele: Clientele, on_step: OnStep, on_check: OnC
     Started again after whatever end, it goes on from the last whole step.
     """
     model, recipe = desk.model, desk.recipe
-    checked = -recipe.check_every
-    passed = 0  # checks in a row
+    checked = 0  # the last step whose policy was
     for step in range(await model.get_step() - recipe.warm_up_steps, recipe.max_steps):
         began = time.monotonic()
         groups = await art.gather_trajectory_groups(
@@ -104,14 +104,13 @@ async def learn(desk: Desk, clientele: Clientele, on_step: OnStep, on_check: OnC
         result = await finish(model.train(groups, recipe.train_config(step)))
         await model.log(split="train", metrics=played, step=result.step - result.trained)
         figures = summarize(groups) | played
-        on_step(figures, result)
+        on_step(step + 1, figures, result)
 
-        if figures["reward"] >= recipe.stop_reward and step - checked >= recipe.check_every:
-            checked = step
+        if figures["reward"] >= recipe.stop_reward and result.step > checked:
+            checked = result.step
             found = await desk.check(clientele.checks)
             on_check(found)
-            passed = passed + 1 if is_enough(found, recipe) else 0
-            if passed >= recipe.stop_checks:
+            if is_enough(found, recipe):
                 return "learned"
     return "max_steps"
 

@@ -39,8 +39,8 @@ class Watcher(Protocol):
     def examined(self, when: str, score: Score, groups: Sequence[art.TrajectoryGroup]) -> None:
         """The held-out customers were served; `when` is "before" or "after"."""
 
-    def step(self, figures: Mapping[str, float], result: art.TrainResult) -> None:
-        """A step is through."""
+    def step(self, number: int, figures: Mapping[str, float], result: art.TrainResult) -> None:
+        """Step `number`, counted from 1, is through."""
 
     def checked(self, score: Score) -> None:
         """It was looked whether it has learned enough."""
@@ -110,9 +110,9 @@ async def _first_look(
 
 
 async def _learn(desk: Desk, clientele: Clientele, journal: Journal, watcher: Watcher) -> str:
-    def on_step(figures: Mapping[str, float], result: art.TrainResult) -> None:
+    def on_step(number: int, figures: Mapping[str, float], result: art.TrainResult) -> None:
         journal.save()
-        watcher.step(figures, result)
+        watcher.step(number, figures, result)
 
     return await learn(desk, clientele, on_step, watcher.checked)
 

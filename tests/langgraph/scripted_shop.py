@@ -67,9 +67,15 @@ class Policy:
 
 
 class ScriptedBackend(Unsupervised):
-    """Implements `Backend` over a scripted engine. A step is learned whatever was played."""
+    """Implements `Backend` over a scripted engine. A step is learned whatever was played.
 
-    def __init__(self, script: Callable[[str, GenerateRequest], str]) -> None:
+    idle: steps, counted from 1, in which nothing is learned.
+    """
+
+    def __init__(
+        self, script: Callable[[str, GenerateRequest], str], idle: Sequence[int] = ()
+    ) -> None:
+        self._idle, self._trained = idle, 0
         self.engine = ScriptedEngine(script)
         self.records = RecordStore(None)
         self.registry = ModelRegistry("scripted")
@@ -102,6 +108,10 @@ class ScriptedBackend(Unsupervised):
         bookmark: art.Bookmark | None = None,
     ) -> art.TrainResult:
         assert self.run is not None
+        self._trained += 1
+        if self._trained in self._idle:
+            log_step(self.run, "train", self.step, groups, {})
+            return art.TrainResult(self.step, trained=False, reason="all rewards are equal")
         self.step += 1
         checkpoints.save(self.run, self.step, _write)
         await self._publish(model, self.step)
@@ -175,11 +185,11 @@ class Notes:
     def examined(self, when: str, score: Score, groups: Sequence[TrajectoryGroup]) -> None:
         self.told.append(when)
 
-    def step(self, figures: Mapping[str, float], result: art.TrainResult) -> None:
-        self.told.append(f"step {result.step}")
+    def step(self, number: int, figures: Mapping[str, float], result: art.TrainResult) -> None:
+        self.told.append(f"step {number}")
         self.steps.append(result.step)
         if self._on_step is not None:
-            self._on_step(result.step)
+            self._on_step(number)
 
     def checked(self, score: Score) -> None:
         self.told.append("check")

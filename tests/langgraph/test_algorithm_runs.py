@@ -21,7 +21,7 @@ from benchmarks.algorithm_diary import RESULTS_FILE, STEPS_FILE, Interrupted
 from benchmarks.algorithm_gate import gate, tiny_base
 from benchmarks.algorithm_plan import Plan, Run
 from benchmarks.algorithm_run import play
-from benchmarks.algorithms import all_runs, area, read_results, steps_to_goal, verdict
+from benchmarks.algorithms import all_runs, area, common_steps, read_results, steps_to_goal, verdict
 from benchmarks.contenders import HELD, at_rate, contenders, own_rate, twins
 from benchmarks.tool_task import TOOLS, WORDINGS, make_wishes
 
@@ -44,7 +44,8 @@ def test_a_step_of_fewer_updates_gets_a_rate_of_its_own() -> None:
     assert own_rate(found["rloo"], OWN) == 2.0
     assert own_rate(found["gspo"], OWN) == 0.5
     assert at_rate(found["rloo"], 2.0).learning_rate == 2.0 * OWN.learning_rate
-    runs = all_runs(["tool"], ["own", "rloo"], [1.0], [0, 1])
+    runs = all_runs(["tool"], ["own", "rloo"], [1.0], [0, 1], own_rates=True)
+    assert all_runs(["tool"], ["own", "rloo"], [1.0], [0, 1], own_rates=False) == runs[:4]
     assert [run.id for run in runs] == [
         "tool-own-x1-s0",
         "tool-rloo-x1-s0",
@@ -77,29 +78,43 @@ def test_the_gate_holds() -> None:
     assert {*gate()} == {*contenders(OWN)}
 
 
-def line(contender: str, seed: int, rewards: Sequence[float]) -> dict[str, Any]:
+def line(
+    contender: str, seed: int, rewards: Sequence[float], *, stopped: str = "max_steps"
+) -> dict[str, Any]:
     run = Run("tool", contender, 1.0, seed)
     shares = {"success": 1.0, "weakest": 1.0}
     return {
         "id": run.id, "task": "tool", "contender": contender, "rate": 1.0, "seed": seed,
-        "rewards": rewards, "planned": 4, "before": shares, "after": shares,
+        "stopped": stopped, "rewards": rewards, "planned": 4, "before": shares, "after": shares,
     }  # fmt: skip
 
 
 def test_steps_are_counted_until_the_goal_and_a_run_that_stops_stays_as_it_was() -> None:
-    learned = line("own", 0, [0.1, 0.5, 0.9])
-    assert steps_to_goal(learned) == 2.0
-    assert area(learned) == pytest.approx((0.1 + 0.5 + 0.9 + 0.9) / 4)
-    assert steps_to_goal(line("own", 0, [0.1, 0.89])) == math.inf
+    learned = line("own", 0, [0.1, 0.5, 0.9], stopped="learned")
+    assert steps_to_goal(learned, 4) == 2.0
+    assert area(learned, 4) == pytest.approx((0.1 + 0.5 + 0.9 + 0.9) / 4)
+    assert steps_to_goal(line("own", 0, [0.1, 0.89, 0.3, 0.2]), 4) == math.inf
+
+
+def test_a_run_that_was_cut_by_time_is_compared_over_the_steps_that_it_has() -> None:
+    cut = line("own", 0, [0.1, 0.2], stopped="time")
+    whole = line("dppo", 0, [0.3, 0.5, 0.9, 0.9])
+    assert common_steps([cut, whole]) == 2
+    assert area(cut, 2) == pytest.approx(0.15)
+    assert area(whole, 2) == pytest.approx(0.4)
+    assert steps_to_goal(whole, 2) == math.inf
+    found = verdict("tool", [cut, whole])
+    assert found is not None
+    assert (found.ours, found.peer) == (3.0, 3.0)  # neither got there in two steps
 
 
 def test_the_verdict_is_of_the_seeds_that_both_have() -> None:
     results = [
-        line("own", 0, [0.1, 0.9]),  # 1 step before the goal: counts 2
-        line("own", 1, [0.1, 0.1, 0.9]),  # 3
+        line("own", 0, [0.1, 0.9], stopped="learned"),  # 1 step before the goal: counts 2
+        line("own", 1, [0.1, 0.1, 0.9], stopped="learned"),  # 3
         line("dppo", 0, [0.1, 0.1, 0.1, 0.9]),  # 4
         line("dppo", 1, [0.1, 0.1, 0.1, 0.1]),  # never: 5
-        line("cispo", 0, [0.9]),  # of one seed only, so it is not the best
+        line("cispo", 0, [0.9], stopped="learned"),  # of one seed only, so it is not the best
     ]
     found = verdict("tool", results)
     assert found is not None
