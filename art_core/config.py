@@ -299,6 +299,16 @@ class EngineConfig(_Config):
     "auto": vLLM where there are a GPU and an environment with vLLM, else embedded."""
     vllm: VllmConfig = VllmConfig()
 
+    # How answers are read, whatever samples them
+
+    tool_parser: str = "auto"
+    """The form of the base model's calls of tools, by the name that vLLM's parser of it has
+    ("hermes", "llama3_json", "mistral", ...). "auto": as its chat template writes them. "none":
+    calls can't be read, and requests with tools are refused."""
+    reasoning_parser: str = "auto"
+    """The form of thoughts before an answer ("qwen3", "deepseek_r1", ...). "auto": as the chat
+    template has it. "none": thoughts stay in the text."""
+
     # The embedded engine
 
     max_batch: int = Field(128, ge=1)

@@ -38,6 +38,8 @@ from art_core.records import RecordStore, TokenRecord
 
 _log = logging.getLogger(__name__)
 
+_ENDING = 64
+"""Letters of a prompt's end, which may open a thought."""
 _QUEUED_PIECES = 64
 """Pieces that wait for a slow reader before the engine's stream is no longer drained."""
 
@@ -230,7 +232,7 @@ class ChatService:
             served.sampling, seed=seed, grammar=grammar.kind if grammar else None
         )
         started = time.time()
-        answers = [self._answer(request, record_id, i) for i in range(request.n)]
+        answers = [self._answer(request, prompt, record_id, i) for i in range(request.n)]
         return _Call(
             request=request,
             served=served,
@@ -263,14 +265,18 @@ class ChatService:
             started=started,
         )
 
-    def _answer(self, request: ChatRequest, record_id: str, index: int) -> Answer:
+    def _answer(
+        self, request: ChatRequest, prompt: PromptBuild, record_id: str, index: int
+    ) -> Answer:
         several = None if request.parallel_tool_calls and request.named_tool is None else 1
         return Answer(
             self.engine.tokenizer,
             call_id_prefix=f"call_{record_id}" if index == 0 else f"call_{record_id}_{index}",
             stop=request.stop,
             min_tokens=request.min_tokens,
-            tool_limit=several if request.callable_tools else 0,
+            tools=request.callable_tools,
+            tool_limit=several,
+            prompt=prompt.text[-_ENDING:],
         )
 
     async def _play_into(

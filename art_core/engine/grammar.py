@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from art_core.engine.api_errors import ApiError
 from art_core.engine.base import Grammar, Tokenizer
-from art_core.engine.toolcalls import CLOSE, OPEN
+from art_core.engine.forms.table import HERMES_CLOSE as CLOSE
+from art_core.engine.forms.table import HERMES_OPEN as OPEN
 from art_core.errors import EngineError
 
 if TYPE_CHECKING:

@@ -117,8 +117,18 @@ def _runtime(config: EngineConfig) -> VllmRuntime | None:
 
 def _embedded(name: str, path: Path, config: EngineConfig) -> tuple[LoraModel, Engine, Bench]:
     model = LoraModel.load(path)
-    engine = EmbeddedEngine(model, HFTokenizer(path), base_model=name, config=config)
+    engine = EmbeddedEngine(model, _tokenizer(path, config), base_model=name, config=config)
     return model, engine, EmbeddedBench(engine)
+
+
+def _tokenizer(path: Path, config: EngineConfig) -> HFTokenizer:
+    """The base model's; what is doubtful of how its answers are read is told."""
+    made = HFTokenizer(
+        path, tool_parser=config.tool_parser, reasoning_parser=config.reasoning_parser
+    )
+    for doubt in made.form.doubts:
+        _log.warning("%s: %s", path.name, doubt)
+    return made
 
 
 def _vllm(
@@ -140,7 +150,7 @@ def _vllm(
     )
     engine = start_vllm(
         settings,
-        HFTokenizer(path),
+        _tokenizer(path, config.engine),
         runtime=runtime,
         folder=folder,
         base_model=name,
