@@ -24,6 +24,7 @@ from art_core.engine.api_errors import error_response
 from art_core.engine.base import Delta, Engine, GenerateRequest, Grammar
 from art_core.engine.chat_request import ChatRequest, parse_chat_request
 from art_core.engine.chat_wire import DONE, KEEP_ALIVE, Envelope, event
+from art_core.engine.forms.spelling import Speller
 from art_core.engine.gate import Gate
 from art_core.engine.grammar import json_grammar, tool_call_grammar
 from art_core.engine.messages import template_messages
@@ -204,7 +205,6 @@ class ChatService:
 
     def _begin(self, request: ChatRequest, rollout_id: str | None) -> _Call:
         served = self.models.resolve(request.model)
-        grammar = _grammar(request)
         with self._lock:
             past = self._rollouts.past(rollout_id, request.messages, request.tools)
             prompt = self._prompts.build(request.messages, request.tools, past.history)
@@ -212,6 +212,7 @@ class ChatService:
             noise = past.seed(served.seed, prompt.ids)
         if prompt.drift is not None:
             self.drifts[prompt.drift] += 1
+        grammar = _grammar(request, Speller(self.engine.tokenizer, prompt.text[-_ENDING:]))
         seed = request.seed
         if seed is None and self._keyed:
             seed = noise
@@ -354,17 +355,17 @@ def _seed_of(seed: int | None, choice: int) -> int | None:
     return seed if seed is None or choice == 0 else noise_key(seed, choice)
 
 
-def _grammar(request: ChatRequest) -> Grammar | None:
+def _grammar(request: ChatRequest, spell: Speller) -> Grammar | None:
     """What the answer is held to; free text, and free choice of a tool, need no grammar."""
     schema = request.answer_schema
     several = request.parallel_tool_calls and request.named_tool is None
     if request.tool_choice == "required":
-        return tool_call_grammar(request.callable_tools, several=several)
+        return tool_call_grammar(request.callable_tools, spell, several=several)
     if schema is None:
         return None
     if request.callable_tools:
-        return tool_call_grammar(request.callable_tools, several=several, or_json=schema)
-    return json_grammar(schema)
+        return tool_call_grammar(request.callable_tools, spell, several=several, or_json=schema)
+    return json_grammar(schema, spell)
 
 
 async def _drop(index: int, piece: Piece) -> None:

@@ -6,16 +6,21 @@ where it shows thoughts; the tokenizer is bytes with the model's special tokens.
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from art_core.engine.answer import Answer
 from art_core.engine.base import Delta
 from art_core.engine.forms.answer_form import find_form
+from art_core.engine.forms.spelling import Speller
+from art_core.engine.grammar import GrammarMatcher, json_grammar, tool_call_grammar
 from art_core.engine.messages import template_messages
 from art_core.engine.prompt import PromptBuild
 from art_core.engine.tokenizer import ByteTokenizer
+from tests.engine.test_grammar import accepts
 from tests.engine.test_prompt import Rollout
 from tests.readiness.models import files
 
@@ -123,3 +128,69 @@ def test_the_next_prompt_goes_on_from_what_was_sampled(name: str, gives_back: bo
         prompt: PromptBuild = rollout.prompt(messages)
         assert prompt.drift is None
         assert prompt.ids.tolist()[: len(before)] == before
+
+
+# Forced calls
+
+FORCED = {
+    **{name: sample for name, (sample, _) in CASES.items()},
+    "qwen3-8b": HERMES,  # it is held to the call before it can think
+    "mistral-nemo": MISTRAL.replace(', "id": "Xy3Xy3Xy3"', ""),
+    "gpt-oss-20b": CHANNELS + "<|call|>",
+}
+SCHEMA = {
+    "type": "object",
+    "properties": {"mood": {"enum": ["good", "bad"]}},
+    "required": ["mood"],
+}
+
+
+def speller(name: str) -> tuple[Tokens, Speller]:
+    tokenizer = Tokens(name)
+    prompt = tokenizer.render([{"role": "user", "content": "q"}], tools=TOOLS)
+    return tokenizer, Speller(tokenizer, prompt)
+
+
+@pytest.mark.parametrize("name", FORCED)
+def test_a_forced_call_is_what_the_model_writes(name: str) -> None:
+    tokenizer, spell = speller(name)
+    grammar = tool_call_grammar(TOOLS, spell, several=True)
+    assert accepts(grammar, FORCED[name], tokenizer)
+    assert not accepts(grammar, FORCED[name].replace("look", "took"), tokenizer)
+    assert not accepts(grammar, "hello", tokenizer)
+
+
+@pytest.mark.parametrize("name", FORCED)
+def test_a_forced_answer_in_json_is_the_text_of_the_answer(name: str) -> None:
+    tokenizer, spell = speller(name)
+    thought = {"qwen3.5-27b": "hm\n</think>\n\n", "gpt-oss-20b": "<|channel|>final<|message|>"}
+    text = thought.get(name, "") + '{"mood": "good"}'
+    assert accepts(json_grammar(SCHEMA, spell), text, tokenizer)
+    either = tool_call_grammar(TOOLS, spell, several=True, or_json=SCHEMA)
+    assert accepts(either, text, tokenizer)
+    assert accepts(either, FORCED[name], tokenizer)
+
+
+@pytest.mark.parametrize("name", [name for name in FORCED if name != "qwen3.5-27b"])
+@pytest.mark.parametrize("seed", range(2))
+def test_whatever_is_sampled_under_the_grammar_is_a_call(name: str, seed: int) -> None:
+    """Random tokens that the grammar allows; text that may go on for ever is cut short. Qwen3.5's
+    free texts end with tags that chance does not write."""
+    tokenizer, spell = speller(name)
+    matcher = GrammarMatcher(tool_call_grammar(TOOLS, spell, several=False), tokenizer)
+    rng, sampled = random.Random(seed), list[int]()
+    ends = [tokenizer.encode(text)[0] for text in ('"', "<", "\n")] + [
+        i for i in tokenizer.special_ids if i not in tokenizer.eos_ids
+    ]
+    while not matcher.finished:
+        allowed = np.flatnonzero(matcher.mask()).tolist()
+        wanted = [i for i in ends if i in allowed] if len(sampled) > 60 else []
+        printable = [i for i in allowed if 32 <= i < 127] or allowed
+        sampled.append(rng.choice(wanted or printable))
+        matcher.advance(sampled[-1])
+        assert len(sampled) < 2000
+    prompt = tokenizer.render([{"role": "user", "content": "q"}], tools=TOOLS)
+    answer = Answer(tokenizer, call_id_prefix="c", tools=TOOLS, prompt=prompt)
+    answer.take(Delta(sampled, [-0.5] * len(sampled), "stop"))
+    [call] = answer.message["tool_calls"]
+    assert call["function"]["name"] == "look"

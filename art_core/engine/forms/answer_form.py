@@ -45,6 +45,8 @@ class AnswerForm:
     """Answers are rows of channels."""
     single_call: bool = False
     """The template shows one call an answer: where there are more, the first ends it."""
+    names_calls: bool = False
+    """Of Mistral's forms the newer one: a name, then its arguments."""
     id_letters: int | None = None
     """Letters that the template wants of a call's id; None: any."""
     thought_field: str = "reasoning_content"
@@ -163,6 +165,7 @@ def find_form(
         thoughts=THOUGHTS.get(thoughts.name or ""),
         is_harmony=is_harmony,
         single_call=_is_single(dialogue),
+        names_calls="[ARGS]" in (dialogue.answer([user("q")], called("a"), tools=True) or ""),
         id_letters=_id_letters(dialogue),
         thought_field=next(iter(thought_style(dialogue, "art") or ["reasoning_content"])),
         why_no_calls=why,
