@@ -32,6 +32,7 @@ from art_core.engine.adapter_files import (
 from art_core.engine.base import AdapterRef
 from art_core.engine.vllm_http import EngineUnreachable, Refused, VllmHttp
 from art_core.errors import CheckpointError, EngineError
+from art_core.nn.base_identity import BaseIdentity
 from art_core.sealed import file_sha256, sealed_sha256
 
 _log = logging.getLogger(__name__)
@@ -66,6 +67,7 @@ class AdapterShelf:
         slots: adapters kept loaded; of those that no call needs the longest unasked goes.
         max_rank: what vLLM was started with.
         base_shapes: of the base model's weights, to compare with; None: not compared.
+        identity: which base model that is; None: not compared.
         stand_in: calls of the base model go through an adapter that changes nothing. The CPU build
             of vLLM 0.32.0 puts the adapter of its last slot on them, where they are in one batch
             with calls of adapters (`lora_ops.py` indexes by -1).
@@ -79,12 +81,14 @@ class AdapterShelf:
         slots: int,
         max_rank: int,
         base_shapes: Mapping[str, tuple[int, ...]] | None = None,
+        identity: BaseIdentity | None = None,
         stand_in: bool = False,
     ) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         self._http, self._folder = http, folder
-        self._slots, self._max_rank, self._shapes = slots, max_rank, base_shapes
+        self._slots = slots
+        self._max_rank, self._shapes, self._identity = max_rank, base_shapes, identity
         self._lock = threading.Lock()
         self._paths: dict[AdapterRef, Path] = {}
         self._loaded: dict[AdapterRef, Loaded] = {}
@@ -107,7 +111,7 @@ class AdapterShelf:
         Raises:
             CheckpointError: vLLM can't serve it as it was trained.
         """
-        check_servable(read_adapter(path), max_rank=self._max_rank, base=self._shapes)
+        self._check(path)
         with self._lock:
             if self._paths.get(ref) != path:
                 self._paths[ref] = path
@@ -162,6 +166,14 @@ class AdapterShelf:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     # How it is done
+
+    def _check(self, path: Path) -> None:
+        check_servable(
+            read_adapter(path),
+            max_rank=self._max_rank,
+            base=self._shapes,
+            identity=self._identity,
+        )
 
     async def _take(self, ref: AdapterRef) -> Loaded:
         while True:
@@ -229,7 +241,7 @@ class AdapterShelf:
         Raises:
             CheckpointError: the files are damaged, or not to be served.
         """
-        check_servable(read_adapter(path), max_rank=self._max_rank, base=self._shapes)
+        self._check(path)
         key = uuid.uuid4().hex
         folder = self._folder / key
         folder.mkdir()
