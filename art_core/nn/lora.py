@@ -235,6 +235,7 @@ class LoraModel:
             r=settings.rank,
             lora_alpha=cast(int, settings.alpha),  # any number will do
             target_modules=target if isinstance(target, str) else list(target),
+            exclude_modules=self._beside() if target == "all-linear" else None,
             lora_dropout=0.0,
             bias="none",
             task_type="CAUSAL_LM",
@@ -348,6 +349,17 @@ class LoraModel:
         kinds = BaseTunerLayer | AuxiliaryTrainingWrapper
         self._adapted = [m for m in self._causal.modules() if isinstance(m, kinds)]
         self._found.clear()
+
+    def _beside(self) -> list[str] | None:
+        """Linear layers that make no text: of a part that sees images, say."""
+        mine = {id(module) for module in self._decoder.modules()}
+        mine.add(id(self._causal.get_output_embeddings()))
+        beside = [
+            name
+            for name, module in self._causal.named_modules()
+            if isinstance(module, torch.nn.Linear) and id(module) not in mine
+        ]
+        return beside or None
 
     def _add(self, name: str, config: Any, seed: int) -> None:
         """Put a new adapter into the layers; on a ValueError of peft nothing has changed.
