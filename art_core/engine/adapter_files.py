@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +43,6 @@ class AdapterFiles:
     config: dict[str, Any]
     shapes: dict[str, tuple[int, ...]]
     """Of its tensors, by name."""
-    metadata: dict[str, str] = field(default_factory=dict)
-    """Of its weights' header."""
 
     @property
     def rank(self) -> int:
@@ -67,8 +65,7 @@ def read_adapter(folder: Path) -> AdapterFiles:
     try:
         config = json.loads((folder / CONFIG).read_text("utf-8"))
         int(config["r"])
-        header = _header(folder / WEIGHTS)
-        shapes, metadata = _shapes(header), dict(header.get("__metadata__") or {})
+        shapes = _shapes(folder / WEIGHTS)
     except (OSError, ValueError, LookupError, TypeError, MemoryError, OverflowError) as error:
         raise CheckpointError(
             f"adapter can't be read ({error})",
@@ -76,7 +73,7 @@ def read_adapter(folder: Path) -> AdapterFiles:
             expected=f"{CONFIG} and {WEIGHTS}",
             fix="Choose another step.",
         ) from error
-    return AdapterFiles(folder, config, shapes, metadata)
+    return AdapterFiles(folder, config, shapes)
 
 
 def weight_shapes(base: Path) -> dict[str, tuple[int, ...]]:
@@ -86,7 +83,7 @@ def weight_shapes(base: Path) -> dict[str, tuple[int, ...]]:
         return {}
     shapes: dict[str, tuple[int, ...]] = {}
     for path in sorted(base.glob("*.safetensors")):
-        shapes |= _shapes(_header(path))
+        shapes |= _shapes(path)
     return shapes
 
 
@@ -144,7 +141,7 @@ def check_servable(
             on another base model.
     """
     if identity is not None:
-        check_base(adapter.folder, adapter.base, adapter.metadata, identity)
+        check_base(adapter.folder, adapter.base, identity)
     if adapter.rank > max_rank:
         raise CheckpointError(
             f"vLLM was started for adapters of a smaller rank than {adapter.folder} has",
@@ -161,17 +158,12 @@ def check_servable(
         )
 
 
-def _header(path: Path) -> dict[str, Any]:
-    """Of a safetensors file: eight bytes of length N, then N of JSON."""
+def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Of the tensors in a safetensors file: eight bytes of length N, then N of JSON."""
     with path.open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     if not isinstance(header, dict):
         raise TypeError(f"{path.name} has no header")
-    return header
-
-
-def _shapes(header: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Of the tensors that a header names."""
     return {name: tuple(e["shape"]) for name, e in header.items() if name != "__metadata__"}
 
 

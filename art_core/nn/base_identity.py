@@ -1,8 +1,8 @@
 """Which base model a folder holds, so that an adapter of another one is told from its own.
 
 In: a folder in Hugging Face's format, and the name it is known by. Out: `BaseIdentity`, which is
-kept in the header of each adapter's weights; and whether an adapter's fits. No tensor is read
-whole, no torch.
+kept in a file beside each adapter (in peft's own files there is no place for it); and whether an
+adapter fits. No tensor is read whole, no torch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import json
 import logging
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ from art_core.errors import CheckpointError
 
 _log = logging.getLogger(__name__)
 
-NAME, SHA256 = "art_base", "art_base_sha256"
-"""Keys of the header's metadata."""
+FILE = "base_model.json"
+"""Beside an adapter's weights."""
 _SAMPLE = 64
 """Bytes of each tensor's beginning and end that count."""
 _SNAPSHOT = re.compile(r"[0-9a-f]{40}")
@@ -37,11 +37,9 @@ class BaseIdentity:
     """Of its tensors' names, shapes and some of their bytes, however they are cut into files. None:
     its weights are not in safetensors files."""
 
-    @property
-    def metadata(self) -> dict[str, str]:
-        """As it is kept with an adapter."""
-        found = {NAME: self.name}
-        return found if self.sha256 is None else {**found, SHA256: self.sha256}
+    def write(self, adapter: Path) -> None:
+        """Keep it in the adapter's folder."""
+        (adapter / FILE).write_text(json.dumps(asdict(self)), "utf-8")
 
 
 def identify(folder: Path, name: str | None = None) -> BaseIdentity:
@@ -53,20 +51,18 @@ def identify(folder: Path, name: str | None = None) -> BaseIdentity:
     return BaseIdentity(name or _name(folder), _sha256(folder))
 
 
-def check_base(
-    adapter: Path, named: str | None, metadata: dict[str, str], base: BaseIdentity
-) -> None:
-    """See that an adapter was trained on `base`.
+def check_base(adapter: Path, named: str | None, base: BaseIdentity) -> None:
+    """See that the adapter in a folder was trained on `base`.
 
     Args:
         named: what its settings say it was trained on: a name, or a folder of any machine.
-        metadata: of its weights' header.
 
     Raises:
         CheckpointError: it was trained on another one. Where only a folder's name speaks against
             it, that is told.
     """
-    theirs, sha256 = metadata.get(NAME) or named, metadata.get(SHA256)
+    kept = _kept(adapter)
+    theirs, sha256 = kept.get("name") or named, kept.get("sha256")
     if None not in (sha256, base.sha256):
         if sha256 != base.sha256:
             raise _other(adapter, f"{theirs} ({str(sha256)[:12]}...)", base)
@@ -86,6 +82,21 @@ def _other(adapter: Path, theirs: str, base: BaseIdentity) -> CheckpointError:
         expected=base.name + sha256,
         fix="Set base_model to the one that it was trained on.",
     )
+
+
+def _kept(adapter: Path) -> dict[str, Any]:
+    """What `BaseIdentity.write` wrote; nothing where another program saved the adapter."""
+    try:
+        kept = json.loads((adapter / FILE).read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"a file of an adapter can't be read ({error})",
+            got=str(adapter / FILE),
+            fix="Choose another step.",
+        ) from error
+    return kept if isinstance(kept, dict) else {}
 
 
 def _name(folder: Path) -> str:

@@ -274,8 +274,8 @@ class LoraModel:
 
     def _read(self, folder: Path) -> tuple[Any, dict[str, Tensor]]:
         """Settings and weights of an adapter of this base model."""
-        config, weights, metadata = _read(folder)
-        check_base(folder, config.base_model_name_or_path, metadata, self.identity)
+        config, weights = _read(folder)
+        check_base(folder, config.base_model_name_or_path, self.identity)
         config.base_model_name_or_path = None
         return config, weights
 
@@ -287,8 +287,8 @@ class LoraModel:
         config.base_model_name_or_path = self.identity.name  # no path of this machine
         config.save_pretrained(str(folder))
         weights = {key: value.contiguous() for key, value in self.adapter_weights(name).items()}
-        metadata = {"format": "pt", **self.identity.metadata}
-        save_file(weights, folder / WEIGHTS, metadata=metadata)
+        save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+        self.identity.write(folder)
 
     def adapter_weights(self, name: str) -> dict[str, Tensor]:
         """The adapter's tensors under peft's file keys, in a fixed order."""
@@ -445,16 +445,15 @@ class LoraModel:
         self._applied = self._active
 
 
-def _read(folder: Path) -> tuple[Any, dict[str, Tensor], dict[str, str]]:
-    """Config, weights and metadata of an adapter in peft's format."""
+def _read(folder: Path) -> tuple[Any, dict[str, Tensor]]:
+    """Config and weights of an adapter in peft's format."""
     from peft import LoraConfig
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
 
     try:
         config = LoraConfig.from_pretrained(str(folder))
-        with safe_open(folder / WEIGHTS, framework="pt") as file:
-            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            metadata = file.metadata() or {}
+        weights = load_file(folder / WEIGHTS)
     except (OSError, ValueError, TypeError, SafetensorError) as error:
         raise CheckpointError(
             f"adapter can't be read ({error})",
@@ -462,7 +461,7 @@ def _read(folder: Path) -> tuple[Any, dict[str, Tensor], dict[str, str]]:
             expected=f"adapter_config.json and {WEIGHTS}",
             fix="Choose another step.",
         ) from error
-    return config, weights, metadata
+    return config, weights
 
 
 def _misfit(folder: Path, reason: str, base: str) -> CheckpointError:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from art_core.errors import CheckpointError
-from art_core.nn.base_identity import NAME, BaseIdentity, check_base, identify
+from art_core.nn.base_identity import FILE, BaseIdentity, check_base, identify
 
 numpy = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed")
 ADAPTER = Path("adapter")
@@ -33,14 +33,19 @@ def test_the_same_weights_are_the_same_model_wherever_they_are(tmp_path: Path) -
     moved = identify(base(tmp_path / "two", files=2))
     assert (first.name, moved.name) == ("Org/Model", "two")
     assert first.sha256 == moved.sha256
-    check_base(ADAPTER, None, first.metadata, moved)
+    first.write(tmp_path)
+    check_base(tmp_path, None, moved)
 
 
 def test_other_weights_of_the_same_shape_are_another_model(tmp_path: Path) -> None:
     first = identify(base(tmp_path / "a" / "model"))
     other = identify(base(tmp_path / "b" / "model", last=1.0))
+    first.write(tmp_path)
     with pytest.raises(CheckpointError, match=r"trained on another base model: got 'model \("):
-        check_base(ADAPTER, None, first.metadata, other)
+        check_base(tmp_path, None, other)
+    (tmp_path / FILE).write_text("{")
+    with pytest.raises(CheckpointError, match=FILE):
+        check_base(tmp_path, None, other)
 
 
 @pytest.mark.parametrize(
@@ -60,17 +65,15 @@ def test_where_no_weights_are_known_names_are_compared(
     with caplog.at_level(logging.WARNING):
         if is_other:
             with pytest.raises(CheckpointError, match=f"got '{theirs}', expected {ours}"):
-                check_base(ADAPTER, theirs, {}, BaseIdentity(ours, "abc"))
+                check_base(ADAPTER, theirs, BaseIdentity(ours, "abc"))
         else:
-            check_base(ADAPTER, theirs, {}, BaseIdentity(ours, "abc"))
+            check_base(ADAPTER, theirs, BaseIdentity(ours, "abc"))
     assert bool(caplog.records) is is_told
 
 
 def test_a_model_in_the_hubs_cache_has_its_name(tmp_path: Path) -> None:
     folder = tmp_path / "models--Qwen--Qwen2.5-0.5B" / "snapshots" / ("0123456789" * 4)
-    found = identify(base(folder))
-    assert found.name == "Qwen/Qwen2.5-0.5B"
-    assert found.metadata[NAME] == "Qwen/Qwen2.5-0.5B"
+    assert identify(base(folder)).name == "Qwen/Qwen2.5-0.5B"
 
 
 def test_a_model_without_such_files_has_a_name_alone(tmp_path: Path) -> None:
