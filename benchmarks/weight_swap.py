@@ -90,6 +90,7 @@ def _body(model: str, tokens: int, *, stream: bool) -> dict[str, Any]:
         "min_tokens": tokens,
         "temperature": 1.0,
         "stream": stream,
+        **({"return_token_ids": True} if stream else {}),  # a token may have no text of its own
     }
 
 
@@ -120,7 +121,7 @@ def _take(seen: Stream, event: dict[str, Any]) -> None:
         return
     seen.policy = event.get("art_policy", event["model"])
     seen.record_id = event.get("system_fingerprint") or ""
-    if any(choice["delta"].get("content") for choice in event["choices"]):
+    if any(choice.get("token_ids") for choice in event["choices"]):
         seen.arrivals.append(time.monotonic())
 
 
@@ -135,8 +136,6 @@ class Swap:
     saved: float
     loaded: float
     first_token: float
-    proved: float
-    """What the canary would add."""
 
     @property
     def whole(self) -> float:
@@ -168,13 +167,7 @@ class Swaps:
             seen = await _watched(client, self._url, _body(NAME, 2, stream=True), {})
         if seen.error or seen.policy != f"{NAME}@{step}" or not seen.arrivals:
             raise RuntimeError(f"the new step did not answer: {seen}")
-        first = seen.arrivals[0]
-        ids = house.base.service.records.get([seen.record_id])[seen.record_id, 0].prompt_ids
-        proving = time.monotonic()
-        for _ in range(8):
-            for old in (step - 1, step):
-                await house.engine.score(AdapterRef(NAME, old), ids)
-        return Swap(began, saved, loaded, first, time.monotonic() - proving)
+        return Swap(began, saved, loaded, seen.arrivals[0])
 
     async def as_art(self, folder: Path) -> float:
         """Seconds of a swap in ART's way."""
@@ -274,6 +267,16 @@ async def gate(house: House, seen: list[Stream]) -> None:
             raise RuntimeError(f"a call of {stream.policy} was not answered by it alone")
 
 
+async def scorings(house: House) -> float:
+    """Seconds that the canary of a step takes (engine/swap_proof.py): 8 sequences, two steps."""
+    ids = np.resize(np.arange(100, 300, dtype=np.int32), 256)
+    began = time.monotonic()
+    for _ in range(8):
+        for step in (house.run.step - 1, house.run.step):
+            await house.engine.score(AdapterRef(NAME, step), ids)
+    return time.monotonic() - began
+
+
 async def _apart(house: House, record: TokenRecord, step: int) -> float:
     """Mean nats between a record's logprobs and those that `step` gives the same ids."""
     ids = np.concatenate([record.prompt_ids, record.sampled_ids])
@@ -296,11 +299,11 @@ async def _measure(
         "saved": np.array([s.saved - s.began for s in made]) * 1e3,
         "loaded": np.array([s.loaded - s.saved for s in made]) * 1e3,
         "first token": np.array([s.first_token - s.loaded for s in made]) * 1e3,
-        "16 scorings": np.array([s.proved for s in made]) * 1e3,
         "longest pause": np.array(paused) * 1e3,
     }.items():
         print(f"{name}: {np.median(values):.1f} ms, p95 {np.percentile(values, 95):.1f} ms")
     print(f"{len(seen)} calls went on, none lost; a decode step takes {usual * 1e3:.1f} ms")
+    print(f"a canary of 16 scorings would add {1e3 * await scorings(house):.0f} ms")
     with tempfile.TemporaryDirectory() as folder:
         peer = []
         for i in range(repeats + 1):
