@@ -143,4 +143,5 @@ def start_vllm(
         vocab_size=vocab_size,
         shelf=shelf,
         http=http,
+        scores_alone=runtime.is_cpu,
     )

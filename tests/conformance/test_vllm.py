@@ -227,6 +227,25 @@ async def test_the_canary_tells_the_right_step_from_the_one_before(
     await house.engine.unload_adapter(wrong)
 
 
+async def test_a_canary_beside_running_calls_harms_neither(
+    house: VllmHouse, plain: Plain, adapters: dict[str, Path]
+) -> None:
+    """The CPU build of vLLM dies of a scoring in one batch with other calls; they take turns."""
+    probe = await scored(house, plain, "agent@1", "agent@2")
+    old, new = (AdapterRef("agent", step) for step in (1, 2))
+    served, starts = house.served(plain), house.engine.server.starts
+    calls = [
+        asyncio.ensure_future(served.chat("agent@1", max_tokens=40, extra={"min_tokens": 40}))
+        for _ in range(4)
+    ]
+    await until(lambda: house.engine.running == 4)
+    verdict = await prove_swap(house.engine, old, new, probe)
+    assert verdict.outcome == "proved"
+    for done in await asyncio.gather(*calls):
+        assert len(ids_of(done)) == 40
+    assert house.engine.server.starts == starts
+
+
 async def test_a_step_is_learned_proved_and_served(house: VllmHouse) -> None:
     """GRPO on answers of vLLM: the trainer reads them as it sampled them, and the new step answers
     otherwise, as the canary measured."""
