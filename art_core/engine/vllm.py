@@ -140,7 +140,8 @@ class VllmEngine:
         Calls are held first, running ones waited for, then it sleeps; afterwards it is woken, its
         caches are emptied, and only then do calls go on. Woken also if what ran meanwhile failed.
         Level 1 keeps the weights in the machine's memory: after level 2 the base model would be
-        noise, without an error.
+        noise, without an error. One that dies meanwhile is started again afterwards: at once, it
+        would take the memory that the trainer has.
 
         Raises:
             EngineError: it does not sleep, or does not wake up.
@@ -151,7 +152,8 @@ class VllmEngine:
             await self._drained()
             try:
                 await self._sleep()
-                yield
+                with self.server.staying_down():
+                    yield
             finally:  # also where it did not say that it sleeps
                 await to_its_end(self._wake())
         finally:
@@ -319,16 +321,26 @@ class VllmEngine:
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def _sleep(self) -> None:
-        with self.server.patiently():
-            await self._http.post("/sleep?level=1&mode=wait")
+        """Asleep; one that is down is waited for, since it can't be asked to start asleep."""
+        for is_last in (False, True):
+            starts = self.server.starts
+            try:
+                with self.server.patiently():
+                    await self._http.post("/sleep?level=1&mode=wait")
+                return
+            except EngineUnreachable:
+                if is_last:
+                    raise
+            await self._back(starts)
 
     async def _wake(self) -> None:
-        """Awake, with nothing in its caches. One that died meanwhile comes back awake."""
+        """Awake, with nothing in its caches. One that died meanwhile is started now, awake."""
+        starts = self.server.starts
         with self.server.patiently():
             try:
                 await self._http.post("/wake_up")
             except EngineUnreachable:
-                await self.server.ready(_READY_SECONDS)
+                await self._back(starts)
             await self.forget_prompts()
 
 

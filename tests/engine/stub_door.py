@@ -41,6 +41,7 @@ class StubVllm:
         """For each call to come, after how many tokens its connection breaks."""
         self.reason = "stop"
         self.refuses_wake = False
+        self.stays_down = False
         self.start()
 
     def start(self) -> None:
@@ -71,6 +72,12 @@ class StubVllm:
     @contextmanager
     def patiently(self) -> Iterator[None]:
         yield
+
+    @contextmanager
+    def staying_down(self) -> Iterator[None]:
+        self.stays_down = True
+        yield
+        self.stays_down = False
 
     def stop(self) -> None:
         self._http.stop()

@@ -91,6 +91,29 @@ async def test_work_that_fails_wakes_it_and_the_next_has_its_turn(
     assert not stub.is_asleep
 
 
+async def test_work_that_needs_little_lets_it_answer(bench: OwnBench, stub: StubVllm) -> None:
+    assert await bench.aside(lambda module: module.layers) == 2
+    assert stub.asked == []
+
+
+async def test_where_little_is_too_much_it_sleeps_after_all(
+    bench: OwnBench, stub: StubVllm
+) -> None:
+    tries = []
+
+    def work(module: LoraModel) -> bool:
+        tries.append(stub.is_asleep)
+        if not stub.is_asleep:
+            raise torch.OutOfMemoryError("of the GPU")
+        return True
+
+    assert await bench.aside(work)
+    assert tries == [False, True]
+    with pytest.raises(ZeroDivisionError):
+        await bench.aside(lambda module: 1 // 0)
+    assert stub.asked == ["sleep level=1&mode=wait", "wake", "reset"]
+
+
 # What the canary asks
 
 

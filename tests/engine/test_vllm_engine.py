@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -108,12 +109,42 @@ async def test_a_step_holds_waits_sleeps_works_wakes_and_empties_the_cache(
     async with engine.asleep():
         assert running.done()
         assert stub.is_asleep
+        assert stub.stays_down
         held = asyncio.create_task(collect(engine, request(3)))
         await asyncio.sleep(0.05)
         stub.asked.append("train")
     assert await held == ANSWER
     order = [*("call None", "sleep level=1&mode=wait", "train", "wake", "reset")]
     assert stub.asked == [*order, "load agent@3", "call agent@3"]
+
+
+def start_once_free(stub: StubVllm) -> None:
+    while stub.stays_down:
+        time.sleep(0.01)
+    stub.start()
+
+
+async def test_one_that_dies_asleep_is_started_when_the_gpu_is_free(
+    engine: VllmEngine, stub: StubVllm
+) -> None:
+    """It would take the trainer's memory; afterwards it comes back awake, and calls go on."""
+    async with engine.asleep():
+        stub.stop()
+        assert stub.stays_down
+        back = asyncio.create_task(asyncio.to_thread(start_once_free, stub))
+    await back
+    assert await collect(engine, request(1)) == ANSWER
+
+
+async def test_one_that_is_down_is_waited_for_before_it_sleeps(
+    engine: VllmEngine, stub: StubVllm
+) -> None:
+    stub.stop()
+    back = asyncio.create_task(asyncio.to_thread(lambda: (time.sleep(0.2), stub.start())))
+    async with engine.asleep():
+        assert stub.is_asleep
+    assert stub.asked[-3:] == ["sleep level=1&mode=wait", "wake", "reset"]
+    await back
 
 
 async def test_work_that_fails_leaves_it_awake(engine: VllmEngine, stub: StubVllm) -> None:
