@@ -20,10 +20,6 @@ _MAX_CHOICES = 128
 _MAX_STOPS = 16
 
 _REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "logit_bias": (bool, "Leave it out; biased tokens can't be trained."),
-    "presence_penalty": (bool, "Leave it out, or set 0; penalised tokens can't be trained."),
-    "frequency_penalty": (bool, "Leave it out, or set 0; penalised tokens can't be trained."),
-    "repetition_penalty": (lambda v: v != 1, "Leave it out, or set 1."),
     "functions": (bool, "Use `tools`."),
     "function_call": (bool, "Use `tool_choice`."),
     "top_logprobs": (bool, "Leave it out, or set 0; only the sampled token's logprob is known."),
@@ -67,6 +63,10 @@ class ChatRequest:
     top_p: float | None
     top_k: int | None
     min_p: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    repetition_penalty: float | None
+    logit_bias: tuple[tuple[int, float], ...]
     min_tokens: int
     max_tokens: int | None
     stop: tuple[str, ...]
@@ -86,6 +86,10 @@ class ChatRequest:
             top_p=_or(self.top_p, defaults.top_p),
             top_k=_or(self.top_k, defaults.top_k),
             min_p=_or(self.min_p, defaults.min_p),
+            presence_penalty=_or(self.presence_penalty, 0.0),
+            frequency_penalty=_or(self.frequency_penalty, 0.0),
+            repetition_penalty=_or(self.repetition_penalty, 1.0),
+            logit_bias=self.logit_bias,
             min_tokens=self.min_tokens,
             max_tokens=_or(self.max_tokens, defaults.max_tokens),
             stop=self.stop,
@@ -130,6 +134,10 @@ def parse_chat_request(body: object) -> ChatRequest:
         top_p=_number(fields, "top_p", 0.0, 1.0, above_low=True),
         top_k=_top_k(fields),
         min_p=_number(fields, "min_p", 0.0, 1.0, below_high=True),
+        presence_penalty=_number(fields, "presence_penalty", -2.0, 2.0),
+        frequency_penalty=_number(fields, "frequency_penalty", -2.0, 2.0),
+        repetition_penalty=_number(fields, "repetition_penalty", 0.0, 10.0, above_low=True),
+        logit_bias=_logit_bias(fields),
         min_tokens=_integer(fields, "min_tokens", 0) or 0,
         max_tokens=_or(
             _integer(fields, "max_completion_tokens", 1), _integer(fields, "max_tokens", 1)
@@ -214,6 +222,21 @@ def _top_k(fields: dict[str, Any]) -> int | None:
     """-1 means off in other servers."""
     value = _integer(fields, "top_k", -1)
     return 0 if value == -1 else value
+
+
+def _logit_bias(fields: dict[str, Any]) -> tuple[tuple[int, float], ...]:
+    """Ids are keys of JSON, hence texts."""
+    value = _of_type(fields, "logit_bias", dict, {})
+    for token, bias in value.items():
+        is_number = isinstance(bias, int | float) and not isinstance(bias, bool)
+        if not str(token).isdecimal() or not is_number or not -100 <= bias <= 100:
+            raise ApiError(
+                "logit_bias is of a wrong kind",
+                got={token: bias},
+                expected='token ids and numbers from -100 to 100, as {"123": -5}',
+                param="logit_bias",
+            )
+    return tuple((int(token), float(bias)) for token, bias in value.items())
 
 
 def _stop(fields: dict[str, Any]) -> tuple[str, ...]:

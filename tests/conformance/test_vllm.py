@@ -80,6 +80,39 @@ async def test_an_answer_under_a_grammar_is_recorded_as_distorted(
     assert house.records.get([record_id])[record_id, 0].sampling.grammar == "json_schema"
 
 
+async def test_a_bias_shapes_what_is_sampled_and_its_logprobs(
+    house: VllmHouse, plain: Plain
+) -> None:
+    """5 more on one token's logit, at every place; the record says so."""
+    served = house.served(plain)
+    [token] = served_ids(house, " the")
+    bias: Any = {str(token): 5}
+    done = await served.chat(logit_bias=bias, max_tokens=8, seed=2)
+    wanted = plain.logits(served.policies[0], prompt_of(done), ids_of(done)).double()
+    wanted[:, token] += 5
+    expected = wanted.log_softmax(-1)[torch.arange(len(ids_of(done))), ids_of(done)]
+    np.testing.assert_allclose(logprobs_of(done), expected, rtol=0, atol=NOISE)
+    record_id = done.system_fingerprint or ""
+    assert house.records.get([record_id])[record_id, 0].sampling.logit_bias == ((token, 5.0),)
+
+
+async def test_a_presence_penalty_is_off_what_was_sampled_before(
+    house: VllmHouse, plain: Plain
+) -> None:
+    served = house.served(plain)
+    done = await served.chat(presence_penalty=2, max_tokens=16, seed=2)
+    ids = ids_of(done)
+    wanted = plain.logits(served.policies[0], prompt_of(done), ids).double()
+    for place in range(len(ids)):
+        wanted[place, sorted(set(ids[:place]))] -= 2
+    expected = wanted.log_softmax(-1)[torch.arange(len(ids)), ids]
+    np.testing.assert_allclose(logprobs_of(done), expected, rtol=0, atol=NOISE)
+
+
+def served_ids(house: VllmHouse, text: str) -> list[int]:
+    return house.engine.tokenizer.encode(text)
+
+
 async def test_a_temperature_that_vllm_would_change_is_refused(
     house: VllmHouse, plain: Plain
 ) -> None:

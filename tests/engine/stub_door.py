@@ -55,9 +55,9 @@ class StubVllm:
             Route("/wake_up", self._wake, methods=["POST"]),
             Route("/reset_prefix_cache", self._reset, methods=["POST"]),
         ]
-        self.starts += 1
         self.loaded, self.is_asleep = {}, False
         self._http = LoopbackServer(Starlette(routes=routes)).start()
+        self.starts += 1  # last: then it answers, as where a supervisor says that it is ready
 
     @property
     def base_url(self) -> str:

@@ -19,6 +19,7 @@ from art_core.engine.tokenizer import ByteTokenizer
 from art_core.engine.vllm import VllmEngine
 from art_core.engine.vllm_adapters import AdapterShelf
 from art_core.engine.vllm_http import VllmHttp
+from art_core.engine.vllm_wire import sampling_settings
 from art_core.errors import CheckpointError, ContextOverflow, EngineError
 from art_core.sealed import MANIFEST
 from tests.engine.stub_door import ANSWER, StubVllm
@@ -94,6 +95,14 @@ async def test_what_cant_be_asked_is_refused_before(engine: VllmEngine, stub: St
     assert stub.asked == []
 
 
+async def test_penalties_are_vllms_and_ids_of_a_bias_are_numbers_there() -> None:
+    asked = Sampling(presence_penalty=1.0, repetition_penalty=1.5, logit_bias=((7, -3.0),))
+    settings = sampling_settings(asked, eos_ids=[1], room=5)
+    assert (settings["presence_penalty"], settings["frequency_penalty"]) == (1.0, 0.0)
+    assert (settings["repetition_penalty"], settings["logit_bias"]) == (1.5, {7: -3.0})
+    assert sampling_settings(Sampling(), eos_ids=[1], room=5)["logit_bias"] is None
+
+
 # Sleep
 
 
@@ -118,6 +127,11 @@ async def test_a_step_holds_waits_sleeps_works_wakes_and_empties_the_cache(
     assert stub.asked == [*order, "load agent@3", "call agent@3"]
 
 
+def start_late(stub: StubVllm) -> None:
+    time.sleep(0.2)
+    stub.start()
+
+
 def start_once_free(stub: StubVllm) -> None:
     while stub.stays_down:
         time.sleep(0.01)
@@ -140,7 +154,7 @@ async def test_one_that_is_down_is_waited_for_before_it_sleeps(
     engine: VllmEngine, stub: StubVllm
 ) -> None:
     stub.stop()
-    back = asyncio.create_task(asyncio.to_thread(lambda: (time.sleep(0.2), stub.start())))
+    back = asyncio.create_task(asyncio.to_thread(start_late, stub))
     async with engine.asleep():
         assert stub.is_asleep
     assert stub.asked[-3:] == ["sleep level=1&mode=wait", "wake", "reset"]

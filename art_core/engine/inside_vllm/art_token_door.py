@@ -121,6 +121,8 @@ async def _frames(state: Any, body: bytes) -> AsyncIterator[bytes]:
     settings = head["sampling"]
     if (lark := settings.pop("grammar", None)) is not None:
         settings["structured_outputs"] = StructuredOutputsParams(grammar=lark)
+    if (bias := settings.get("logit_bias")) is not None:  # the keys of JSON are texts
+        settings["logit_bias"] = {int(token): value for token, value in bias.items()}
     kind = RequestOutputKind.DELTA if head["stream"] else RequestOutputKind.FINAL_ONLY
     params = SamplingParams(output_kind=kind, detokenize=False, flat_logprobs=True, **settings)
     outputs = state.engine_client.generate(
