@@ -218,6 +218,7 @@ class AdapterShelf:
             raise self._unknown(ref)
         loaded = await asyncio.to_thread(self._stage, ref, path)
         body = {"lora_name": loaded.name, "lora_path": str(loaded.folder)}
+        loaded.start = self._http.server.starts  # it may have been started again meanwhile
         try:
             await self._http.post("/v1/load_lora_adapter", body)
         except Refused as error:
@@ -279,8 +280,14 @@ class AdapterShelf:
                 self._retire(loaded.ref)
             gone = [loaded for loaded in self._left if not loaded.users]
             self._left = [loaded for loaded in self._left if loaded.users]
-        for loaded in gone:
-            await self._unload(loaded)
+        while gone:
+            try:
+                await self._unload(gone[-1])
+            except BaseException:  # cancelled: whoever tidies next goes on with them
+                with self._lock:
+                    self._left += gone
+                raise
+            gone.pop()
 
     async def _unload(self, loaded: Loaded) -> None:
         try:

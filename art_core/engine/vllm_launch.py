@@ -125,16 +125,20 @@ def start_vllm(
     assert settings.max_model_len is not None
     process = VllmProcess(settings, python=runtime.python, folder=folder, supervision=supervision)
     http = VllmHttp(process)
-    shelf = AdapterShelf(
-        http,
-        folder / "adapters",
-        slots=settings.max_cpu_loras or settings.max_loras,
-        max_rank=served_rank(settings.lora_rank),
-        base_shapes=weight_shapes(settings.model),
-        identity=identify(settings.model),
-        stand_in=runtime.is_cpu,
-    )
     process.start(progress)
+    try:  # only now: the folder may have been another's
+        shelf = AdapterShelf(
+            http,
+            folder / "adapters",
+            slots=settings.max_cpu_loras or settings.max_loras,
+            max_rank=served_rank(settings.lora_rank),
+            base_shapes=weight_shapes(settings.model),
+            identity=identify(settings.model),
+            stand_in=runtime.is_cpu,
+        )
+    except BaseException:
+        process.stop()
+        raise
     return VllmEngine(
         process,
         tokenizer,

@@ -111,13 +111,20 @@ def _runtime(config: EngineConfig) -> VllmRuntime | None:
     except RuntimeMissing as error:
         if config.kind == "vllm":
             raise
-        _log.warning("the embedded engine serves, which is slow on a GPU: %s", error)
+        _log.warning("vLLM does not serve: %s", error)
         return None
 
 
 def _embedded(name: str, path: Path, config: EngineConfig) -> tuple[LoraModel, Engine, Bench]:
+    if torch.cuda.is_available():
+        _log.warning(
+            "%s is served and trained on the CPU though there is a GPU: the embedded engine has no "
+            "other place. For the GPU: art-langgraph setup vllm, and EngineConfig(kind='vllm')",
+            name,
+        )
+    tokenizer = _tokenizer(path, config)  # first: what is wrong with it is seen at once
     model = LoraModel.load(path)
-    engine = EmbeddedEngine(model, _tokenizer(path, config), base_model=name, config=config)
+    engine = EmbeddedEngine(model, tokenizer, base_model=name, config=config)
     return model, engine, EmbeddedBench(engine)
 
 
@@ -136,6 +143,15 @@ def _vllm(
 ) -> tuple[LoraModel, Engine, Bench]:
     """The trainer's module first: vLLM takes what it leaves of the GPU."""
     has_gpu = torch.cuda.is_available()
+    if not has_gpu and not runtime.is_cpu:
+        raise RuntimeMissing(
+            "this vLLM is built for GPUs, and PyTorch sees none here",
+            got=str(runtime.python),
+            expected="a GPU, or vLLM for CPUs",
+            fix="Check nvidia-smi, CUDA_VISIBLE_DEVICES and torch.version.cuda; or run: "
+            "art-langgraph setup vllm --cpu",
+        )
+    tokenizer = _tokenizer(path, config.engine)
     model = LoraModel.load(
         path,
         dtype=torch.bfloat16 if has_gpu else torch.float32,
@@ -150,7 +166,7 @@ def _vllm(
     )
     engine = start_vllm(
         settings,
-        _tokenizer(path, config.engine),
+        tokenizer,
         runtime=runtime,
         folder=folder,
         base_model=name,

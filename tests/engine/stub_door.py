@@ -36,7 +36,7 @@ class StubVllm:
         self.is_asleep = False
         self.delay = 0.0
         """Seconds before each token."""
-        self.load_delay = 0.0
+        self.load_delay = self.unload_delay = 0.0
         self.breaks: list[int] = []
         """For each call to come, after how many tokens its connection breaks."""
         self.reason = "stop"
@@ -116,7 +116,9 @@ class StubVllm:
     async def _unload(self, request: Request) -> Response:
         told = await request.json()
         self.asked.append(f"unload {told['lora_name'].rpartition('-')[0]}")
-        del self.loaded[told["lora_name"]]
+        await asyncio.sleep(self.unload_delay)
+        if self.loaded.pop(told["lora_name"], None) is None:
+            return JSONResponse({"error": {"message": "not loaded"}}, 404)
         return Response("done")
 
     async def _sleep(self, request: Request) -> Response:

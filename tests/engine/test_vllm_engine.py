@@ -17,7 +17,7 @@ from art_core.engine.adapter_files import CONFIG, WEIGHTS, write_null_adapter
 from art_core.engine.base import AdapterRef, GenerateRequest
 from art_core.engine.tokenizer import ByteTokenizer
 from art_core.engine.vllm import VllmEngine
-from art_core.engine.vllm_adapters import AdapterShelf
+from art_core.engine.vllm_adapters import AdapterShelf, Loaded
 from art_core.engine.vllm_http import VllmHttp
 from art_core.engine.vllm_wire import sampling_settings
 from art_core.errors import CheckpointError, ContextOverflow, EngineError
@@ -317,6 +317,44 @@ async def test_an_adapter_that_changed_since_it_was_saved_is_not_served(
     with pytest.raises(CheckpointError, match="with the SHA-256"):
         await collect(engine, request(1))
     assert await collect(engine, request(2)) == ANSWER
+
+
+async def test_an_unloading_that_is_cancelled_is_done_by_the_next(
+    engine: VllmEngine, stub: StubVllm, tmp_path: Path
+) -> None:
+    """Else it would keep its place in vLLM, and its files, for ever."""
+    await collect(engine, request(1))
+    stub.unload_delay = 0.2
+    forgetting = asyncio.create_task(engine.unload_adapter(AdapterRef("agent", 1)))
+    await asyncio.sleep(0.05)
+    forgetting.cancel()
+    await asyncio.gather(forgetting, return_exceptions=True)
+    assert len(list((tmp_path / "shelf").iterdir())) == 1
+    stub.unload_delay = 0.0
+    await collect(engine, request(2))
+    [path] = stub.loaded.values()
+    assert [Path(path)] == list((tmp_path / "shelf").iterdir())
+
+
+async def test_one_that_is_started_again_while_an_adapter_is_read_knows_it(
+    engine: VllmEngine, stub: StubVllm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was loaded into the new process: it is not loaded there a second time, and leaves it."""
+    stage = engine.shelf._stage
+
+    def slow(ref: AdapterRef, path: Path) -> Loaded:
+        staged = stage(ref, path)
+        stub.stop()
+        stub.start()
+        return staged
+
+    monkeypatch.setattr(engine.shelf, "_stage", slow)
+    assert await collect(engine, request(1)) == ANSWER
+    monkeypatch.undo()
+    assert await collect(engine, request(1)) == ANSWER
+    assert stub.asked.count("load agent@1") == 1
+    await engine.unload_adapter(AdapterRef("agent", 1))
+    assert stub.loaded == {}
 
 
 async def test_the_base_model_answers_through_an_adapter_that_changes_nothing(
