@@ -27,7 +27,6 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "use_qalora": (None, False),
     "alora_invocation_tokens": (None, []),
     "layer_replication": (None, []),
-    "alpha_pattern": (None, {}),
     "trainable_token_indices": (None, [], {}),
     "target_parameters": (None, []),
 }
@@ -177,9 +176,6 @@ def _fault(adapter: AdapterFiles) -> str | None:
     for name, allowed in _PLAIN.items():
         if config.get(name) not in allowed:
             return f"{name}={config[name]!r}"
-    if config.get("rank_pattern") and not config.get("use_rslora") and adapter.rank != config["r"]:
-        # 0.25.1 scales every layer by lora_alpha / r
-        return f"its layers have ranks of their own, rank_pattern={config['rank_pattern']!r}"
     return None
 
 

@@ -29,6 +29,7 @@ from art_core.engine.adapter_files import (
     read_adapter,
     write_null_adapter,
 )
+from art_core.engine.adapter_folding import fold_into, has_patterns
 from art_core.engine.base import AdapterRef
 from art_core.engine.vllm_http import EngineUnreachable, Refused, VllmHttp
 from art_core.errors import CheckpointError, EngineError
@@ -257,6 +258,10 @@ class AdapterShelf:
                 expected=f"{str(sealed)[:12]}..., with which it was saved",
                 fix="Choose another step.",
             )
+        if has_patterns(read_adapter(path).config):
+            for name in (CONFIG, WEIGHTS):
+                (folder / name).unlink()  # it may be the checkpoint's own
+            fold_into((path / CONFIG, path / WEIGHTS), (folder / CONFIG, folder / WEIGHTS))
         start = self._http.server.starts
         return Loaded(ref, f"{ref}-{key[:12]}", folder, sha256, start)
 

@@ -58,8 +58,6 @@ def test_plain_lora_is_served(config: dict[str, Any]) -> None:
         ({"use_dora": True}, "use_dora=True"),
         ({"bias": "all"}, "bias='all'"),
         ({"lora_bias": True}, "lora_bias=True"),
-        ({"alpha_pattern": {"q_proj": 4}}, "alpha_pattern="),
-        ({"rank_pattern": {"layers.0": 64}}, "ranks of their own"),
         ({"layer_replication": [[0, 2]]}, "layer_replication="),
         ({"trainable_token_indices": [5]}, "trainable_token_indices="),
         ({"r": 65}, "smaller rank.*got 65, expected at most 64. Set VllmConfig"),
