@@ -23,7 +23,9 @@ LOWEST, HIGHEST = 0.5, 1.5
 TELLING = 0.125
 """Largest standard error of a slope that is decided upon: four of them lie between 0 and 0.5."""
 _LOUD = 3.0
-"""Root mean squares above which a token's change weighs no more: one token is no proof."""
+"""Root mean squares above which a token's change weighs no more."""
+_MANY = 8.0
+"""Tokens that must have moved alike: a few have ratios of their own, whatever weights answer."""
 _CLEAR = 0.25
 """Of the trainer's change, what must be left of it without its rounding."""
 _SURE = -1e-4
@@ -105,9 +107,10 @@ def judge(before: Float, after: Float, engine_before: Float, engine_after: Float
     change, told, apart = new - old, engine_new - engine_old, engine_old - old
     moved, noise = _rms(change), float(np.std(apart)) if len(apart) else 0.0
     weight = np.clip(change, -_LOUD * moved, _LOUD * moved)
-    whole = float(weight @ change)
+    parts = weight * change
+    whole = float(parts.sum())
     power = whole - 2 * max(0.0, float(weight @ apart))
-    if power <= _CLEAR * whole:  # also where nothing changed
+    if power <= _CLEAR * whole or whole**2 < _MANY * float(parts @ parts):
         return Verdict("inconclusive", float("nan"), float("inf"), moved, noise, len(change))
     slope = float(weight @ told) / power
     left = max(_rms(told - slope * change), 2**0.5 * noise, _ROUNDING)
