@@ -181,10 +181,10 @@ class _Engine:
 async def test_a_stale_step_is_loaded_once_more_and_then_refused(
     tiny_llama: Path, engine: VllmEngine, heals: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = np.linspace(-3, -1, 20)
-    change = np.linspace(-0.2, 0.3, 20)
-    ids = np.arange(21, dtype=np.int32)
-    probe = Probe((ids,), (np.arange(1, 21),), before, before + change)
+    before = np.linspace(-3, -1, 60)
+    change = np.linspace(-0.2, 0.3, 60)
+    ids = np.arange(61, dtype=np.int32)
+    probe = Probe((ids,), (np.arange(1, 61),), before, before + change)
     stale = _Engine(probe, heals)
     bench = OwnBench(LoraModel.load(tiny_llama), engine, sleeps=False, threads=None)
     monkeypatch.setattr(engine, "score", stale.score)
