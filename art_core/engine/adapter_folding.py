@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from art_core.errors import CheckpointError
 
@@ -76,7 +75,8 @@ def _scaled(data: bytes, dtype: str, scale: float) -> bytes:
     if dtype == "BF16":
         wide = (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
         bits = (wide * np.float32(scale)).astype(np.float32).view(np.uint32)
-        rounded: npt.NDArray[np.uint32] = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        even = (bits >> np.uint32(16)) & np.uint32(1)
+        rounded = (bits + np.uint32(0x7FFF) + even) >> np.uint32(16)
         return rounded.astype("<u2").tobytes()
     kind = {"F32": "<f4", "F16": "<f2"}.get(dtype)
     if kind is None:

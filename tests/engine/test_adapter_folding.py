@@ -29,7 +29,7 @@ def peft_adapter(base: Path, folder: Path, dtype: Any, **settings: Any) -> Any:
     for name, parameter in adapted.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.1)
-    adapted.to(dtype).save_pretrained(folder)
+    adapted.to(dtype).save_pretrained(str(folder))
     return adapted.to(torch.float32).eval()
 
 
