@@ -32,7 +32,8 @@ class TemplatedTokenizer:
     """What a tokenizer with a chat template of its own choice renders."""
 
     _template: ChatTemplate
-    form: AnswerForm
+    form = AnswerForm()
+    """That of our own template, unless one is given."""
 
     def render(
         self,
@@ -80,7 +81,7 @@ class ByteTokenizer(TemplatedTokenizer):
         self.vocab_size = len(self._bytes)
         self.special_ids = frozenset(self._ids.values())
         self.eos_ids = frozenset({self._ids[eos]})
-        self.form = form or AnswerForm()
+        self.form = form or self.form
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`."""

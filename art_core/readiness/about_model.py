@@ -100,7 +100,7 @@ def _tools(chat: Chat) -> list[Finding]:
                 "Choose a model that is made for tools, or an agent without them.",
             )
         ]
-    served = [_parser("tool parser", found, "--tool-call-parser")]
+    served = [_parser("tool parser", found, "EngineConfig.tool_parser")]
     for refusal in chat.histories.refusals:
         if refusal.where == _AT_ONCE:
             what = "its template takes one call an answer: the first ends it"
@@ -131,18 +131,18 @@ _WHEN_REFUSED = {
 def _reasoning(chat: Chat) -> Finding:
     if chat.reasoning_parser.name is None and chat.reasoning_parser.sure:
         return Finding("reasoning", "pass", f"no parser needed: {chat.reasoning_parser.why}")
-    return _parser("reasoning parser", chat.reasoning_parser, "--reasoning-parser")
+    return _parser("reasoning parser", chat.reasoning_parser, "EngineConfig.reasoning_parser")
 
 
-def _parser(check: str, found: ParserFound, flag: str) -> Finding:
+def _parser(check: str, found: ParserFound, setting: str) -> Finding:
     if found.name is None:
         return Finding(
-            check, "warn", found.why, f"If you know one that reads it, name it ({flag})."
+            check, "warn", found.why, f"If you know one that reads it, name it ({setting})."
         )
     what = f"{found.name} ({found.why})"
     if found.sure:
         return Finding(check, "pass", what)
-    return Finding(check, "warn", f"likely {what}", f"Look at an answer; name another ({flag}).")
+    return Finding(check, "warn", f"likely {what}", f"Look at an answer; name another ({setting}).")
 
 
 def _histories(seen: AppendOnly) -> list[Finding]:

@@ -69,7 +69,7 @@ def test_a_parser_that_is_not_sure_is_to_be_looked_at() -> None:
     (finding,) = those(about("phi-4-mini"), "tool parser")
     assert (finding.status, finding.fix) == (
         "warn",
-        "If you know one that reads it, name it (--tool-call-parser).",
+        "If you know one that reads it, name it (EngineConfig.tool_parser).",
     )
 
 
