@@ -221,7 +221,7 @@ async def test_an_adapter_that_vllm_cant_carry_is_refused_and_the_rest_goes_on(
     wrong = shutil.copytree(adapters["agent@1"], tmp_path / "wrong")
     text = (wrong / CONFIG).read_text()
     (wrong / CONFIG).write_text(text.replace('"r": 4', '"r": 64'))
-    with pytest.raises(CheckpointError, match="smaller rank.*got 64, expected at most 8"):
+    with pytest.raises(CheckpointError, match=r"smaller rank.*got 64, expected at most 8"):
         await house.engine.load_adapter(AdapterRef("agent", 7), wrong)
     assert AdapterRef("agent", 7) not in house.engine.adapters()
     await house.served(plain).chat("agent@1", max_tokens=1)
