@@ -203,9 +203,14 @@ def changed(module: LoraModel, name: str) -> None:
 
 
 async def under_load(
-    house: House, *, swaps: int, streams: int, tokens: int
+    house: House, *, swaps: int, streams: int, tokens: int, pause: float
 ) -> tuple[list[Swap], list[Stream]]:
-    """Swap so often while calls go on."""
+    """Swap so often while calls go on.
+
+    Args:
+        pause: seconds between two swaps. Calls end with the step that they began with: with too
+            many steps at once vLLM has no slot for the new one (`VllmConfig.max_adapters`).
+    """
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     url = house.endpoint + "/chat/completions"
@@ -219,7 +224,7 @@ async def under_load(
         made = []
         for _ in range(swaps):
             made.append(await maker.ours())
-            await asyncio.sleep(0.25)
+            await asyncio.sleep(pause)
         here.send("stop")
         seen: list[Stream] = await asyncio.to_thread(here.recv)
     finally:
@@ -267,6 +272,14 @@ async def gate(house: House, seen: list[Stream]) -> None:
             raise RuntimeError(f"a call of {stream.policy} was not answered by it alone")
 
 
+async def written(house: House) -> float:
+    """Seconds that the trainer takes to write a step: what a checkpoint costs but for the disk."""
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.monotonic()
+        await house.base.bench.exclusive(lambda _: house.run.trainer.save(Path(folder)))
+        return time.monotonic() - began
+
+
 async def scorings(house: House) -> float:
     """Seconds that the canary of a step takes (engine/swap_proof.py): 8 sequences, two steps."""
     ids = np.resize(np.arange(100, 300, dtype=np.int32), 256)
@@ -285,12 +298,12 @@ async def _apart(house: House, record: TokenRecord, step: int) -> float:
 
 
 async def _measure(
-    house: House, *, swaps: int, streams: int, tokens: int, repeats: int
+    house: House, *, swaps: int, streams: int, tokens: int, pause: float, repeats: int
 ) -> Comparison:
     maker = Swaps(house)
     for _ in range(2):
         await maker.ours()  # the first ones compile
-    made, seen = await under_load(house, swaps=swaps, streams=streams, tokens=tokens)
+    made, seen = await under_load(house, swaps=swaps, streams=streams, tokens=tokens, pause=pause)
     await gate(house, seen)
     usual, paused = stalls(made, seen)
     whole = np.array([swap.whole for swap in made]) * 1e3
@@ -304,6 +317,7 @@ async def _measure(
         print(f"{name}: {np.median(values):.1f} ms, p95 {np.percentile(values, 95):.1f} ms")
     print(f"{len(seen)} calls went on, none lost; a decode step takes {usual * 1e3:.1f} ms")
     print(f"a canary of 16 scorings would add {1e3 * await scorings(house):.0f} ms")
+    print(f"to write the files, without syncing them, took {1e3 * await written(house):.0f} ms")
     with tempfile.TemporaryDirectory() as folder:
         peer = []
         for i in range(repeats + 1):
@@ -324,10 +338,12 @@ async def _measure(
     )
 
 
-def measure(house: House, *, swaps: int, streams: int, tokens: int, repeats: int) -> Comparison:
+def measure(
+    house: House, *, swaps: int, streams: int, tokens: int, pause: float, repeats: int
+) -> Comparison:
     """Swap under load, check, then in the peer's way; the line."""
     return asyncio.run(
-        _measure(house, swaps=swaps, streams=streams, tokens=tokens, repeats=repeats)
+        _measure(house, swaps=swaps, streams=streams, tokens=tokens, pause=pause, repeats=repeats)
     )
 
 
@@ -347,12 +363,17 @@ def main() -> None:
     parser.add_argument("--swaps", type=int, default=20)
     parser.add_argument("--streams", type=int, default=64)
     args = parser.parse_args()
-    swaps, streams, tokens = args.swaps, args.streams, 1024
+    swaps, streams, tokens, pause = args.swaps, args.streams, 256, 1.0
     if args.quick:
-        swaps, streams, tokens = 5, 8, 64
+        swaps, streams, tokens, pause = 5, 8, 64, 3.0
     with served(args.base_model, random_weights=args.random, vllm=vllm_config()) as house:
         line = measure(
-            house, swaps=swaps, streams=streams, tokens=tokens, repeats=MIN_REPEATS
+            house,
+            swaps=swaps,
+            streams=streams,
+            tokens=tokens,
+            pause=pause,
+            repeats=MIN_REPEATS,
         ).line()
         print(line)
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -43,23 +43,26 @@ _LOOK_SECONDS = 0.02
 
 
 class MemoryWatch:
-    """Looks at the memory all the time, from a thread."""
+    """Looks at the GPU's memory all the time, from a thread, within a `with`."""
 
     def __init__(self) -> None:
         self._least, self._most = math.inf, 0.0
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread = threading.Thread(target=self._look)
+
+    def __enter__(self) -> Self:
         self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
 
     def since_last(self) -> dict[str, float]:
-        """GiB of the GPU in use since this was asked last: most and least; and of this process."""
+        """GiB of the GPU that were in use since this was asked last: most and least."""
         told = {"gpu_most": round(self._most, 2), "gpu_least": round(self._least, 2)}
         self._least, self._most = math.inf, 0.0
         return told if torch.cuda.is_available() else {}
-
-    def stop(self) -> None:
-        self._ended.set()
-        self._thread.join()
 
     def _look(self) -> None:
         while torch.cuda.is_available() and not self._ended.wait(_LOOK_SECONDS):
@@ -169,35 +172,35 @@ async def run(recipe: Recipe, vllm: VllmConfig, kept_in: str, seconds: float) ->
         art_config=settings,
     )
     clientele = make_clientele(recipe)
-    watch, began = MemoryWatch(), time.monotonic()
-    async with art.LocalBackend(show_progress=False) as backend:
-        await model.register(backend)
-        phases = {"load": time.monotonic() - began}
-        [base] = backend._bases.values()
-        assert isinstance(base.engine, VllmEngine)
-        print(f"loaded in {phases['load']:.1f} s; {memory()}", flush=True)
-        shop = Shop(clientele.orders)
-        agent = support_agent(ChatArt(temperature=0, max_tokens=recipe.max_tokens), shop)
-        desk = Desk(agent, model, recipe, progress=False)
-        loop = Loop(desk, clientele, watch)
-        with timed(phases, "before"):
-            cold = await loop.examine("before")
-        with timed(phases, "warm up"):
-            await warm_up(desk, clientele.lessons, shop)
-        with timed(phases, "before"):
-            warm = await loop.examine("after the warm-up")
-        with timed(phases, "learn"):
-            learning = time.monotonic()
-            for step in range(recipe.max_steps):
-                if time.monotonic() - learning < seconds:
-                    await loop.step(step)
-        with timed(phases, "after"):
-            after = await loop.examine("after")
-        drifts = dict(base.service.drifts)
-        shop.close()
-        with timed(phases, "close"):
-            await backend.close()
-    watch.stop()
+    began = time.monotonic()
+    with MemoryWatch() as watch:
+        async with art.LocalBackend(show_progress=False) as backend:
+            await model.register(backend)
+            phases = {"load": time.monotonic() - began}
+            [base] = backend._bases.values()
+            assert isinstance(base.engine, VllmEngine)
+            print(f"loaded in {phases['load']:.1f} s; {memory()}", flush=True)
+            shop = Shop(clientele.orders)
+            agent = support_agent(ChatArt(temperature=0, max_tokens=recipe.max_tokens), shop)
+            desk = Desk(agent, model, recipe, progress=False)
+            loop = Loop(desk, clientele, watch)
+            with timed(phases, "before"):
+                cold = await loop.examine("before")
+            with timed(phases, "warm up"):
+                await warm_up(desk, clientele.lessons, shop)
+            with timed(phases, "before"):
+                warm = await loop.examine("after the warm-up")
+            with timed(phases, "learn"):
+                learning = time.monotonic()
+                for step in range(recipe.max_steps):
+                    if time.monotonic() - learning < seconds:
+                        await loop.step(step)
+            with timed(phases, "after"):
+                after = await loop.examine("after")
+            drifts = dict(base.service.drifts)
+            shop.close()
+            with timed(phases, "close"):
+                await backend.close()
     return {**summed_up(loop.rows), "held_out": [cold, warm, after], "drifts": drifts} | {
         "phases_s": {name: round(seconds, 1) for name, seconds in phases.items()}
     }
@@ -267,8 +270,10 @@ def main() -> None:
     )
     warnings.simplefilter("ignore", SamplingOverridden)  # training explores, evaluation is greedy
     with tempfile.TemporaryDirectory() as folder:
-        found = asyncio.run(run(recipe, vllm, folder, args.seconds))
-        print(_told(Path(folder)))
+        try:
+            found = asyncio.run(run(recipe, vllm, folder, args.seconds))
+        finally:
+            print(_told(Path(folder)), flush=True)
     print(json.dumps({**found, "machine": machine()}))
 
 

@@ -27,6 +27,7 @@ from art_core.engine.tokenizer import HFTokenizer
 from art_core.engine.vllm_launch import GpuRoom, start_vllm, vllm_settings
 from art_core.errors import RuntimeMissing
 from art_core.local.bench import Bench, EmbeddedBench, OwnBench
+from art_core.local.garbage import search_less_often
 from art_core.nn.lora import LoraModel
 from art_core.nn.memory import keep_freed_memory
 from art_core.records import RecordStore
@@ -59,6 +60,7 @@ class ServedBase:
             RuntimeMissing, EngineStartFailed: vLLM is asked for, and is not there or did not start.
         """
         keep_freed_memory()
+        search_less_often()
         torch.set_flush_denormal(True)
         store = RecordStore(folder / "records.sqlite")
         engine: Engine | None = None
