@@ -63,8 +63,10 @@ class Answer:
         self._decoder = StreamDecoder(tokenizer, shown=self._parser.tokens)
         self._stops = StopStrings(stop)
         self._min_tokens = min_tokens
-        self.may_end_early = bool(stop) or self._parser.has_limit
-        """It must be looked at token by token: it may end before the engine's sample does."""
+        self._may_end_early = bool(stop) or self._parser.has_limit
+        self.is_watched = bool(stop) or (bool(tools) and tool_limit is not None)
+        """The engine has to give it out token by token, so that it can be stopped where the caller
+        wants its end. Where a template alone takes one call, the model itself ends behind it."""
         self._prefix = call_id_prefix
         self._text: list[str] = []
         self._thought: list[str] = []
@@ -83,7 +85,7 @@ class Answer:
                 expected="one finite logprob for each id",
             )
         piece = Piece()
-        size = 1 if self.may_end_early else max(1, len(delta.ids))
+        size = 1 if self._may_end_early else max(1, len(delta.ids))
         for start in range(0, len(delta.ids), size):
             part = slice(start, start + size)
             self._push(piece, delta.ids[part], delta.logprobs[part])

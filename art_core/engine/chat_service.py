@@ -258,7 +258,7 @@ class ChatService:
                     adapter=served.adapter,
                     sampling=replace(sampling, seed=_seed_of(seed, i)),
                     grammar=grammar,
-                    stream=request.stream or answer.may_end_early,
+                    stream=request.stream or answer.is_watched,
                 )
                 for i, answer in enumerate(answers)
             ],
