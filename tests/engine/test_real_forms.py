@@ -6,6 +6,7 @@ where it shows thoughts; the tokenizer is bytes with the model's special tokens.
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
@@ -18,8 +19,11 @@ from art_core.engine.forms.answer_form import find_form
 from art_core.engine.forms.spelling import Speller
 from art_core.engine.grammar import GrammarMatcher, json_grammar, tool_call_grammar
 from art_core.engine.messages import template_messages
+from art_core.engine.openai_routes import ChatService, ModelRegistry
 from art_core.engine.prompt import PromptBuild
+from art_core.engine.scripted import ScriptedEngine
 from art_core.engine.tokenizer import ByteTokenizer
+from art_core.records import RecordStore
 from tests.engine.test_grammar import accepts
 from tests.engine.test_prompt import Rollout
 from tests.readiness.models import files
@@ -37,10 +41,10 @@ TOOLS: list[dict[str, Any]] = [
         },
     }
 ]
-JSON = '{"city": "Oslo", "days": 2}'
+ARGUMENTS = '{"city": "Oslo", "days": 2}'
 THOUGHT = "<think>\nA city.\n</think>\n\n"
-LLAMA = f'{{"name": "look", "parameters": {JSON}}}'
-HERMES = f'<tool_call>\n{{"name": "look", "arguments": {JSON}}}\n</tool_call>'
+LLAMA = f'{{"name": "look", "parameters": {ARGUMENTS}}}'
+HERMES = f'<tool_call>\n{{"name": "look", "arguments": {ARGUMENTS}}}\n</tool_call>'
 XML = """A city.
 </think>
 
@@ -56,9 +60,9 @@ Oslo
 </tool_call>"""
 CHANNELS = (
     "<|channel|>analysis<|message|>A city.<|end|><|start|>assistant"
-    f"<|channel|>commentary to=functions.look <|constrain|>json<|message|>{JSON}"
+    f"<|channel|>commentary to=functions.look <|constrain|>json<|message|>{ARGUMENTS}"
 )
-MISTRAL = f'[TOOL_CALLS][{{"name": "look", "arguments": {JSON}, "id": "Xy3Xy3Xy3"}}]'
+MISTRAL = f'[TOOL_CALLS][{{"name": "look", "arguments": {ARGUMENTS}, "id": "Xy3Xy3Xy3"}}]'
 CASES = {
     "llama-3.1-8b": (LLAMA, "<|eot_id|>"),
     "llama-3.2-1b": (LLAMA, "<|eot_id|>"),
@@ -128,6 +132,31 @@ def test_the_next_prompt_goes_on_from_what_was_sampled(name: str, gives_back: bo
         prompt: PromptBuild = rollout.prompt(messages)
         assert prompt.drift is None
         assert prompt.ids.tolist()[: len(before)] == before
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_the_endpoint_gives_calls_and_thoughts_whole_and_streamed(name: str) -> None:
+    """A call, its result, and an answer, as any OpenAI client has them."""
+    tokenizer, sample = Tokens(name), CASES[name][0]
+    engine = ScriptedEngine(lambda prompt, request: sample, tokenizer=tokenizer)
+    service = ChatService(engine, RecordStore(None), ModelRegistry("scripted"))
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "q"}]
+    body = {"model": "scripted", "messages": messages, "tools": TOOLS}
+    whole = await service.complete(body, rollout_id="r")
+    [choice] = whole["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    [call] = choice["message"]["tool_calls"]
+    assert choice["message"].get("reasoning_content") == ("A city." if name in THINKING else None)
+    messages += [choice["message"], {"role": "tool", "tool_call_id": call["id"], "content": "r"}]
+    thought, calls = "", 0
+    async for data in service.stream({**body, "stream": True}, rollout_id="r"):
+        if data.startswith(b"data: {"):
+            delta = json.loads(data[6:])["choices"][0]["delta"]
+            thought += delta.get("reasoning_content", "")
+            calls += len(delta.get("tool_calls", ()))
+            assert not delta.get("content")
+    assert (thought, calls) == ("A city." if name in THINKING else "", 1)
+    assert not service.drifts
 
 
 # Forced calls
