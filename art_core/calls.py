@@ -7,7 +7,8 @@ Out: an immutable record that can be printed, saved and read back. Identity is
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -67,6 +68,14 @@ class Sampling:
     """Key of the sampling noise; None until the engine has chosen one."""
     grammar: str | None = None
     """Name of the grammar kind that masked tokens ("json_schema", "tool_call"), None if free."""
+    presence_penalty: float = 0.0
+    """Off the logit of each token that was sampled before."""
+    frequency_penalty: float = 0.0
+    """Off it for each time that it was."""
+    repetition_penalty: float = 1.0
+    """The logit of each token of prompt and sample is divided by it, or multiplied if below 0."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, what is added to its logit)."""
 
     @property
     def distorted(self) -> bool:
@@ -76,12 +85,37 @@ class Sampling:
         """
         return (
             self.grammar is not None
+            or self.adjusted
             or self.top_p < 1.0
             or self.top_k > 0
             or self.min_p > 0.0
             or self.min_tokens > 0
             or self.temperature == 0.0
         )
+
+    @property
+    def adjusted(self) -> bool:
+        """True if logits were changed by penalties or a bias."""
+        off = (0.0, 0.0, 1.0, ())
+        return off != (
+            self.presence_penalty,
+            self.frequency_penalty,
+            self.repetition_penalty,
+            self.logit_bias,
+        )
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> Sampling:
+        """As `dataclasses.asdict` made it, and JSON may have changed it; unknown names are left."""
+        known = {name: value for name, value in told.items() if name in _SETTINGS}
+        stop, bias = known.get("stop"), known.get("logit_bias")
+        known["stop"] = tuple(stop) if isinstance(stop, list | tuple) else ()
+        pairs = bias if isinstance(bias, list | tuple) else ()
+        known["logit_bias"] = tuple((int(token), float(value)) for token, value in pairs)
+        return cls(**known)
+
+
+_SETTINGS = frozenset(setting.name for setting in fields(Sampling))
 
 
 @dataclass(frozen=True)

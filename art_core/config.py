@@ -277,7 +277,9 @@ class VllmConfig(_Config):
     `devices` of its own, it stays."""
     keyed_noise: bool | None = None
     """Calls that name no seed are sampled by one that a repeated rollout has again. None: on a CPU
-    only; on a GPU vLLM draws for each call with a seed in a kernel of its own."""
+    only. On a GPU vLLM draws for each such call in a kernel of its own, at each step, and what is
+    drawn is still not the same for sure: in another batch logits are rounded otherwise. A rollout
+    that is repeated after a crash is then a new sample of the policy, as good to learn from."""
     devices: str | None = None
     """CUDA_VISIBLE_DEVICES of vLLM, for GPUs of its own. None: this process's."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -298,6 +300,16 @@ class EngineConfig(_Config):
     """"embedded" samples from the very module that is trained, "vllm" starts vLLM beside it.
     "auto": vLLM where there are a GPU and an environment with vLLM, else embedded."""
     vllm: VllmConfig = VllmConfig()
+
+    # How answers are read, whatever samples them
+
+    tool_parser: str = "auto"
+    """The form of the base model's calls of tools, by the name that vLLM's parser of it has
+    ("hermes", "llama3_json", "mistral", ...). "auto": as its chat template writes them. "none":
+    calls can't be read, and requests with tools are refused."""
+    reasoning_parser: str = "auto"
+    """The form of thoughts before an answer ("qwen3", "deepseek_r1", ...). "auto": as the chat
+    template has it. "none": thoughts stay in the text."""
 
     # The embedded engine
 

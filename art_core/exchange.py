@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
@@ -26,7 +26,6 @@ _BROKEN_OFF = frozenset({"abort", "aborted", "cancelled", "error"})
 _NAMED_ID = re.compile(r"token_id:(\d+)")
 _LOGPROB = itemgetter("logprob")
 _MAX_LOGPROB = float(np.finfo(np.float32).max)
-_SETTINGS = frozenset(field.name for field in fields(Sampling))
 
 
 def calls_of_reply(
@@ -195,19 +194,37 @@ def split_step(name: str) -> tuple[str, int | None]:
 def _sampling(told: Mapping[str, Any] | None, request: Mapping[str, Any]) -> Sampling:
     """The effective settings as the server told them, else as they were asked for."""
     if told is not None:
-        settings = {name: value for name, value in told.items() if name in _SETTINGS}
-        stops = settings.get("stop")
-        settings["stop"] = tuple(stops) if isinstance(stops, list) else ()
-        return Sampling(**settings)
-    names = ("temperature", "top_p", "min_p", "min_tokens", "seed")
+        return Sampling.from_json(told)
+    names = (
+        "temperature",
+        "top_p",
+        "min_p",
+        "min_tokens",
+        "seed",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+    )
     asked: dict[str, Any] = {name: _number(request.get(name)) for name in names}
     asked["top_k"] = max(_number(request.get("top_k")) or 0, 0)
     asked["max_tokens"] = _number(request.get("max_completion_tokens") or request.get("max_tokens"))
     asked["grammar"] = _grammar(request)
+    asked["logit_bias"] = _bias(request.get("logit_bias"))
     stop = request.get("stop")
     stops = [stop] if isinstance(stop, str) else stop
     asked["stop"] = tuple(stops) if isinstance(stops, list) else ()
     return Sampling(**{name: value for name, value in asked.items() if value is not None})
+
+
+def _bias(value: Any) -> tuple[tuple[int, float], ...]:
+    """OpenAI's mapping of token ids, spelled as text, to what is added."""
+    if not isinstance(value, Mapping):
+        return ()
+    return tuple(
+        (int(token), float(bias))
+        for token, bias in value.items()
+        if str(token).isdecimal() and isinstance(bias, int | float)
+    )
 
 
 def _number(value: Any) -> Any:

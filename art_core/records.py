@@ -220,8 +220,6 @@ def _to_row(record: TokenRecord) -> tuple[Any, ...]:
 
 
 def _from_row(row: tuple[Any, ...]) -> TokenRecord:
-    sampling = json.loads(row[8])
-    sampling["stop"] = tuple(sampling["stop"])
     return TokenRecord(
         record_id=row[0],
         choice_index=row[1],
@@ -231,7 +229,7 @@ def _from_row(row: tuple[Any, ...]) -> TokenRecord:
         prompt_ids=np.frombuffer(row[5], "<i4").astype(np.int32),
         sampled_ids=np.frombuffer(row[6], "<i4").astype(np.int32),
         logprobs=np.frombuffer(row[7], "<f4").astype(np.float32),
-        sampling=Sampling(**sampling),
+        sampling=Sampling.from_json(json.loads(row[8])),
         finish_reason=row[9],
         message=json.loads(row[10]),
         request_messages=json.loads(row[11]),

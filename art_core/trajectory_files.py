@@ -323,7 +323,7 @@ def _call(row: Row) -> ModelCall:
         prompt_ids=row["prompt_ids"],
         sampled_ids=row["sampled_ids"],
         logprobs=row["logprobs"],
-        sampling=Sampling(**sampling | {"stop": tuple(sampling["stop"])}),
+        sampling=Sampling.from_json(sampling),
         origin=Origin(**json.loads(row["origin"])),
         started=row["call_started"],
         ended=row["call_ended"],

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from art_core.engine.vllm_settings import RANKS
 from art_core.errors import CheckpointError
+from art_core.nn.base_identity import BaseIdentity, check_base
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -27,7 +27,6 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "use_qalora": (None, False),
     "alora_invocation_tokens": (None, []),
     "layer_replication": (None, []),
-    "alpha_pattern": (None, {}),
     "trainable_token_indices": (None, [], {}),
     "target_parameters": (None, []),
 }
@@ -122,36 +121,35 @@ def write_null_adapter(folder: Path, base: Mapping[str, tuple[int, ...]]) -> Non
     (folder / WEIGHTS).write_bytes(len(text).to_bytes(8, "little") + text + bytes(end))
 
 
-def allowed_rank(rank: int) -> int:
-    """The least `--max-lora-rank` that carries `rank`.
-
-    Raises:
-        CheckpointError: vLLM knows none.
-    """
-    fits = [allowed for allowed in RANKS if allowed >= rank]
-    if not fits:
-        raise CheckpointError(
-            "vLLM can't serve an adapter of this rank",
-            got=rank,
-            expected=f"at most {RANKS[-1]}",
-            fix="Set LoraSettings(rank=...) lower.",
-        )
-    return fits[0]
-
-
 def check_servable(
-    adapter: AdapterFiles, *, max_rank: int, base: Mapping[str, tuple[int, ...]] | None = None
+    adapter: AdapterFiles,
+    *,
+    max_rank: int,
+    base: Mapping[str, tuple[int, ...]] | None = None,
+    identity: BaseIdentity | None = None,
 ) -> None:
     """Whether vLLM serves the adapter as it was trained.
 
     Args:
         max_rank: what vLLM was started with.
         base: shapes of the base model's weights by name, to compare with; None: not compared.
+        identity: which base model it is; None: not compared.
 
     Raises:
-        CheckpointError: it would leave something out, or can't load it.
+        CheckpointError: it would leave something out, or can't load it; or the adapter was trained
+            on another base model.
     """
-    fault = _fault(adapter, max_rank) or (_misfit(adapter, base) if base else None)
+    if identity is not None:
+        check_base(adapter.folder, adapter.base, identity)
+    if adapter.rank > max_rank:
+        raise CheckpointError(
+            f"vLLM was started for adapters of a smaller rank than {adapter.folder} has",
+            got=adapter.rank,
+            expected=f"at most {max_rank}",
+            fix="Set VllmConfig(max_rank=...) to the largest that is served, or register the model "
+            "of the largest rank first.",
+        )
+    fault = _fault(adapter) or (_misfit(adapter, base) if base else None)
     if fault is not None:
         raise CheckpointError(
             f"vLLM can't serve adapter {adapter.folder} as it was trained: {fault}",
@@ -168,7 +166,7 @@ def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
     return {name: tuple(e["shape"]) for name, e in header.items() if name != "__metadata__"}
 
 
-def _fault(adapter: AdapterFiles, max_rank: int) -> str | None:
+def _fault(adapter: AdapterFiles) -> str | None:
     config = adapter.config
     if saved := config.get("modules_to_save"):
         return f"it has whole layers in it, modules_to_save={saved!r}"
@@ -178,11 +176,6 @@ def _fault(adapter: AdapterFiles, max_rank: int) -> str | None:
     for name, allowed in _PLAIN.items():
         if config.get(name) not in allowed:
             return f"{name}={config[name]!r}"
-    if config.get("rank_pattern") and not config.get("use_rslora") and adapter.rank != config["r"]:
-        # 0.25.1 scales every layer by lora_alpha / r
-        return f"its layers have ranks of their own, rank_pattern={config['rank_pattern']!r}"
-    if adapter.rank > max_rank:
-        return f"its rank is {adapter.rank}, and vLLM was started for at most {max_rank}"
     return None
 
 

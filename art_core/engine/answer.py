@@ -6,14 +6,14 @@ finish reason. Streamed and unstreamed answers go the same way, so they can't di
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, Literal, TypeAlias
 
 from art_core.engine.base import Delta, Tokenizer
 from art_core.engine.detokenize import StopStrings, StreamDecoder
-from art_core.engine.toolcalls import Event, ToolCall, ToolCallParser
+from art_core.engine.forms.calls import Event, Thought, ToolCall
 from art_core.errors import EngineError
 
 AnswerEnd: TypeAlias = Literal["stop", "length", "tool_calls"]
@@ -26,6 +26,7 @@ class Piece:
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     text: str = ""
+    thought: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
     """Tool calls in OpenAI's shape, with their `index`."""
     finish_reason: AnswerEnd | None = None
@@ -38,7 +39,9 @@ class Answer:
         call_id_prefix: tool calls get the ids "<prefix>_0", "<prefix>_1", ...
         stop: stop strings; they are cut from the text, their ids stay.
         min_tokens: stop strings do not count in the text of that many tokens.
-        tool_limit: how many tool calls are read, 0 none, None all; at the limit the answer ends.
+        tools: those that may be called, in OpenAI's shape; none: calls are text.
+        tool_limit: how many tool calls are read, None all; at the limit the answer ends.
+        prompt: the end of what is answered, as text: it may have opened a thought.
     """
 
     def __init__(
@@ -48,20 +51,25 @@ class Answer:
         call_id_prefix: str,
         stop: Sequence[str] = (),
         min_tokens: int = 0,
-        tool_limit: int | None = 0,
+        tools: Sequence[Mapping[str, Any]] = (),
+        tool_limit: int | None = None,
+        prompt: str = "",
     ) -> None:
         self.ids: list[int] = []
         self.logprobs: list[float] = []
         self.finish_reason: AnswerEnd | None = None
         self.cached_tokens = 0
-        self._decoder = StreamDecoder(tokenizer)
+        self._parser = tokenizer.form.parser(tools, limit=tool_limit, prompt=prompt)
+        self._decoder = StreamDecoder(tokenizer, shown=self._parser.tokens)
         self._stops = StopStrings(stop)
         self._min_tokens = min_tokens
-        self._tools = None if tool_limit == 0 else ToolCallParser(tool_limit)
-        self.may_end_early = bool(stop) or bool(tool_limit)
-        """It must be looked at token by token: it may end before the engine's sample does."""
+        self._may_end_early = bool(stop) or self._parser.has_limit
+        self.is_watched = bool(stop) or (bool(tools) and tool_limit is not None)
+        """The engine has to give it out token by token, so that it can be stopped where the caller
+        wants its end. Where a template alone takes one call, the model itself ends behind it."""
         self._prefix = call_id_prefix
         self._text: list[str] = []
+        self._thought: list[str] = []
         self._calls: list[dict[str, Any]] = []
 
     def take(self, delta: Delta) -> Piece:
@@ -77,7 +85,7 @@ class Answer:
                 expected="one finite logprob for each id",
             )
         piece = Piece()
-        size = 1 if self.may_end_early else max(1, len(delta.ids))
+        size = 1 if self._may_end_early else max(1, len(delta.ids))
         for start in range(0, len(delta.ids), size):
             part = slice(start, start + size)
             self._push(piece, delta.ids[part], delta.logprobs[part])
@@ -96,6 +104,8 @@ class Answer:
         """The assistant message so far, in OpenAI's shape."""
         text = "".join(self._text)
         message: dict[str, Any] = {"role": "assistant", "content": text}
+        if self._thought:
+            message["reasoning_content"] = "".join(self._thought)
         if self._calls:
             message["content"] = text or None
             message["tool_calls"] = [
@@ -106,7 +116,7 @@ class Answer:
 
     @property
     def _is_ended(self) -> bool:
-        return self._stops.matched is not None or (self._tools is not None and self._tools.is_full)
+        return self._stops.matched is not None or self._parser.is_full
 
     def _push(self, piece: Piece, ids: Sequence[int], logprobs: Sequence[float]) -> None:
         self.ids += ids
@@ -117,15 +127,14 @@ class Answer:
         self._say(piece, self._stops.push(text) if len(self.ids) >= self._min_tokens else text)
 
     def _say(self, piece: Piece, text: str) -> None:
-        self._add(piece, [text] if self._tools is None else self._tools.push(text))
+        self._add(piece, self._parser.push(text))
 
     def _finish(self, piece: Piece, reason: Literal["stop", "length"]) -> None:
         if not self._is_ended:
             self._say(piece, self._stops.push(self._decoder.flush()))
         if not self._is_ended:
             self._say(piece, self._stops.flush())
-        if self._tools is not None:
-            self._add(piece, self._tools.finish())
+        self._add(piece, self._parser.finish())
         is_call = reason == "stop" and bool(self._calls)
         self.finish_reason = piece.finish_reason = "tool_calls" if is_call else reason
 
@@ -140,6 +149,9 @@ class Answer:
                 }
                 self._calls.append(call)
                 piece.calls.append(call)
-            else:
+            elif isinstance(event, Thought):
+                self._thought.append(event.text)
+                piece.thought += event.text
+            elif event:
                 self._text.append(event)
                 piece.text += event

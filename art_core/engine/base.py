@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from art_core.calls import Ids, Sampling
+
+if TYPE_CHECKING:
+    from art_core.engine.forms.answer_form import AnswerForm
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -73,6 +76,8 @@ class Tokenizer(Protocol):
     """Ids that end a turn."""
     special_ids: frozenset[int]
     """Ids of control tokens, which are no part of an answer's text."""
+    form: AnswerForm
+    """How the base model's answers are read."""
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`; special-token text becomes its id; nothing is added in front."""

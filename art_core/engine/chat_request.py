@@ -7,7 +7,6 @@ null mean the default, as OpenAI's clients send them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -15,15 +14,20 @@ from typing import Any, Literal, cast
 from art_core.calls import Sampling
 from art_core.config import SamplingConfig
 from art_core.engine.api_errors import ApiError
+from art_core.engine.request_fields import (
+    first,
+    integer,
+    logit_bias,
+    number,
+    of_type,
+    required,
+    stop,
+    top_k,
+)
 
 _MAX_CHOICES = 128
-_MAX_STOPS = 16
 
 _REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "logit_bias": (bool, "Leave it out; biased tokens can't be trained."),
-    "presence_penalty": (bool, "Leave it out, or set 0; penalised tokens can't be trained."),
-    "frequency_penalty": (bool, "Leave it out, or set 0; penalised tokens can't be trained."),
-    "repetition_penalty": (lambda v: v != 1, "Leave it out, or set 1."),
     "functions": (bool, "Use `tools`."),
     "function_call": (bool, "Use `tool_choice`."),
     "top_logprobs": (bool, "Leave it out, or set 0; only the sampled token's logprob is known."),
@@ -67,6 +71,10 @@ class ChatRequest:
     top_p: float | None
     top_k: int | None
     min_p: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    repetition_penalty: float | None
+    logit_bias: tuple[tuple[int, float], ...]
     min_tokens: int
     max_tokens: int | None
     stop: tuple[str, ...]
@@ -82,12 +90,16 @@ class ChatRequest:
     ) -> Sampling:
         """What shapes the answer's distribution: the request's settings over the model's."""
         return Sampling(
-            temperature=_or(self.temperature, defaults.temperature),
-            top_p=_or(self.top_p, defaults.top_p),
-            top_k=_or(self.top_k, defaults.top_k),
-            min_p=_or(self.min_p, defaults.min_p),
+            temperature=first(self.temperature, defaults.temperature),
+            top_p=first(self.top_p, defaults.top_p),
+            top_k=first(self.top_k, defaults.top_k),
+            min_p=first(self.min_p, defaults.min_p),
+            presence_penalty=first(self.presence_penalty, 0.0),
+            frequency_penalty=first(self.frequency_penalty, 0.0),
+            repetition_penalty=first(self.repetition_penalty, 1.0),
+            logit_bias=self.logit_bias,
             min_tokens=self.min_tokens,
-            max_tokens=_or(self.max_tokens, defaults.max_tokens),
+            max_tokens=first(self.max_tokens, defaults.max_tokens),
             stop=self.stop,
             seed=seed,
             grammar=grammar,
@@ -117,124 +129,39 @@ def parse_chat_request(body: object) -> ChatRequest:
             raise ApiError(f"{name} is not supported", got=fields[name], fix=instead, param=name)
     tools = _tools(fields)
     tool_choice, named = _tool_choice(fields, tools)
-    stream_options = _of_type(fields, "stream_options", dict, {})
+    stream_options = of_type(fields, "stream_options", dict, {})
     return ChatRequest(
-        model=_required(fields, "model", str),
-        messages=_required(fields, "messages", list),
+        model=required(fields, "model", str),
+        messages=required(fields, "messages", list),
         tools=tools,
         tool_choice=tool_choice,
         named_tool=named,
-        parallel_tool_calls=_of_type(fields, "parallel_tool_calls", bool, True),
+        parallel_tool_calls=of_type(fields, "parallel_tool_calls", bool, True),
         answer_schema=_answer_schema(fields),
-        temperature=_number(fields, "temperature", 0.0, 10.0),
-        top_p=_number(fields, "top_p", 0.0, 1.0, above_low=True),
-        top_k=_top_k(fields),
-        min_p=_number(fields, "min_p", 0.0, 1.0, below_high=True),
-        min_tokens=_integer(fields, "min_tokens", 0) or 0,
-        max_tokens=_or(
-            _integer(fields, "max_completion_tokens", 1), _integer(fields, "max_tokens", 1)
+        temperature=number(fields, "temperature", 0.0, 10.0),
+        top_p=number(fields, "top_p", 0.0, 1.0, above_low=True),
+        top_k=top_k(fields),
+        min_p=number(fields, "min_p", 0.0, 1.0, below_high=True),
+        presence_penalty=number(fields, "presence_penalty", -2.0, 2.0),
+        frequency_penalty=number(fields, "frequency_penalty", -2.0, 2.0),
+        repetition_penalty=number(fields, "repetition_penalty", 0.0, 10.0, above_low=True),
+        logit_bias=logit_bias(fields),
+        min_tokens=integer(fields, "min_tokens", 0) or 0,
+        max_tokens=first(
+            integer(fields, "max_completion_tokens", 1), integer(fields, "max_tokens", 1)
         ),
-        stop=_stop(fields),
-        seed=_integer(fields, "seed", -(2**63), 2**63 - 1),
-        n=_integer(fields, "n", 1, _MAX_CHOICES) or 1,
-        stream=_of_type(fields, "stream", bool, False),
+        stop=stop(fields),
+        seed=integer(fields, "seed", -(2**63), 2**63 - 1),
+        n=integer(fields, "n", 1, _MAX_CHOICES) or 1,
+        stream=of_type(fields, "stream", bool, False),
         include_usage=bool(stream_options.get("include_usage")),
-        logprobs=_of_type(fields, "logprobs", bool, False),
-        return_token_ids=_of_type(fields, "return_token_ids", bool, False),
+        logprobs=of_type(fields, "logprobs", bool, False),
+        return_token_ids=of_type(fields, "return_token_ids", bool, False),
     )
 
 
-def _or(value: Any, default: Any) -> Any:
-    return default if value is None else value
-
-
-def _required(fields: dict[str, Any], name: str, kind: type) -> Any:
-    value = fields.get(name)
-    if not isinstance(value, kind) or not value:
-        raise ApiError(
-            f"{name} is missing or of a wrong kind",
-            got=value,
-            expected="a name" if kind is str else "at least one message",
-            param=name,
-        )
-    return value
-
-
-def _of_type(fields: dict[str, Any], name: str, kind: type, default: Any) -> Any:
-    value = fields.get(name, default)
-    if not isinstance(value, kind):
-        raise ApiError(
-            f"{name} is of a wrong kind", got=value, expected=f"a {kind.__name__}", param=name
-        )
-    return value
-
-
-def _number(
-    fields: dict[str, Any],
-    name: str,
-    low: float,
-    high: float,
-    *,
-    above_low: bool = False,
-    below_high: bool = False,
-) -> float | None:
-    value = fields.get(name)
-    if value is None:
-        return None
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if (
-        not is_number
-        or not math.isfinite(value)
-        or not low <= value <= high
-        or (above_low and value == low)
-        or (below_high and value == high)
-    ):
-        left, right = "<" if above_low else "<=", "<" if below_high else "<="
-        bounds = f"{low:g} {left} {name} {right} {high:g}"
-        raise ApiError(f"{name} is out of range", got=value, expected=bounds, param=name)
-    return float(value)
-
-
-def _integer(fields: dict[str, Any], name: str, low: int, high: int | None = None) -> int | None:
-    value = fields.get(name)
-    if value is None:
-        return None
-    if (
-        not isinstance(value, int)
-        or isinstance(value, bool)
-        or value < low
-        or (high is not None and value > high)
-    ):
-        bounds = f"an integer >= {low}" + (f" and <= {high}" if high is not None else "")
-        raise ApiError(f"{name} is out of range", got=value, expected=bounds, param=name)
-    return value
-
-
-def _top_k(fields: dict[str, Any]) -> int | None:
-    """-1 means off in other servers."""
-    value = _integer(fields, "top_k", -1)
-    return 0 if value == -1 else value
-
-
-def _stop(fields: dict[str, Any]) -> tuple[str, ...]:
-    value = fields.get("stop", [])
-    stops = [value] if isinstance(value, str) else value
-    if (
-        not isinstance(stops, list)
-        or len(stops) > _MAX_STOPS
-        or not all(isinstance(stop, str) and stop for stop in stops)
-    ):
-        raise ApiError(
-            "stop is of a wrong kind",
-            got=value,
-            expected=f"a string or at most {_MAX_STOPS} of them, none empty",
-            param="stop",
-        )
-    return tuple(stops)
-
-
 def _tools(fields: dict[str, Any]) -> list[dict[str, Any]] | None:
-    tools = _of_type(fields, "tools", list, [])
+    tools = of_type(fields, "tools", list, [])
     for i, tool in enumerate(tools):
         where = f"tools.[{i}]"
         kind = tool.get("type") if isinstance(tool, dict) else None
@@ -295,7 +222,7 @@ def _tool_choice(
 
 
 def _answer_schema(fields: dict[str, Any]) -> dict[str, Any] | None:
-    form = _of_type(fields, "response_format", dict, {"type": "text"})
+    form = of_type(fields, "response_format", dict, {"type": "text"})
     kind = form.get("type")
     if kind == "text":
         return None

@@ -24,6 +24,7 @@ from art_core.engine.api_errors import error_response
 from art_core.engine.base import Delta, Engine, GenerateRequest, Grammar
 from art_core.engine.chat_request import ChatRequest, parse_chat_request
 from art_core.engine.chat_wire import DONE, KEEP_ALIVE, Envelope, event
+from art_core.engine.forms.spelling import Speller
 from art_core.engine.gate import Gate
 from art_core.engine.grammar import json_grammar, tool_call_grammar
 from art_core.engine.messages import template_messages
@@ -38,6 +39,8 @@ from art_core.records import RecordStore, TokenRecord
 
 _log = logging.getLogger(__name__)
 
+_ENDING = 64
+"""Letters of a prompt's end, which may open a thought."""
 _QUEUED_PIECES = 64
 """Pieces that wait for a slow reader before the engine's stream is no longer drained."""
 
@@ -202,7 +205,6 @@ class ChatService:
 
     def _begin(self, request: ChatRequest, rollout_id: str | None) -> _Call:
         served = self.models.resolve(request.model)
-        grammar = _grammar(request)
         with self._lock:
             past = self._rollouts.past(rollout_id, request.messages, request.tools)
             prompt = self._prompts.build(request.messages, request.tools, past.history)
@@ -210,6 +212,7 @@ class ChatService:
             noise = past.seed(served.seed, prompt.ids)
         if prompt.drift is not None:
             self.drifts[prompt.drift] += 1
+        grammar = _grammar(request, Speller(self.engine.tokenizer, prompt.text[-_ENDING:]))
         seed = request.seed
         if seed is None and self._keyed:
             seed = noise
@@ -230,7 +233,7 @@ class ChatService:
             served.sampling, seed=seed, grammar=grammar.kind if grammar else None
         )
         started = time.time()
-        answers = [self._answer(request, record_id, i) for i in range(request.n)]
+        answers = [self._answer(request, prompt, record_id, i) for i in range(request.n)]
         return _Call(
             request=request,
             served=served,
@@ -255,7 +258,7 @@ class ChatService:
                     adapter=served.adapter,
                     sampling=replace(sampling, seed=_seed_of(seed, i)),
                     grammar=grammar,
-                    stream=request.stream or answer.may_end_early,
+                    stream=request.stream or answer.is_watched,
                 )
                 for i, answer in enumerate(answers)
             ],
@@ -263,14 +266,18 @@ class ChatService:
             started=started,
         )
 
-    def _answer(self, request: ChatRequest, record_id: str, index: int) -> Answer:
+    def _answer(
+        self, request: ChatRequest, prompt: PromptBuild, record_id: str, index: int
+    ) -> Answer:
         several = None if request.parallel_tool_calls and request.named_tool is None else 1
         return Answer(
             self.engine.tokenizer,
             call_id_prefix=f"call_{record_id}" if index == 0 else f"call_{record_id}_{index}",
             stop=request.stop,
             min_tokens=request.min_tokens,
-            tool_limit=several if request.callable_tools else 0,
+            tools=request.callable_tools,
+            tool_limit=several,
+            prompt=prompt.text[-_ENDING:],
         )
 
     async def _play_into(
@@ -348,17 +355,17 @@ def _seed_of(seed: int | None, choice: int) -> int | None:
     return seed if seed is None or choice == 0 else noise_key(seed, choice)
 
 
-def _grammar(request: ChatRequest) -> Grammar | None:
+def _grammar(request: ChatRequest, spell: Speller) -> Grammar | None:
     """What the answer is held to; free text, and free choice of a tool, need no grammar."""
     schema = request.answer_schema
     several = request.parallel_tool_calls and request.named_tool is None
     if request.tool_choice == "required":
-        return tool_call_grammar(request.callable_tools, several=several)
+        return tool_call_grammar(request.callable_tools, spell, several=several)
     if schema is None:
         return None
     if request.callable_tools:
-        return tool_call_grammar(request.callable_tools, several=several, or_json=schema)
-    return json_grammar(schema)
+        return tool_call_grammar(request.callable_tools, spell, several=several, or_json=schema)
+    return json_grammar(schema, spell)
 
 
 async def _drop(index: int, piece: Piece) -> None:

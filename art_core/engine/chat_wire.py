@@ -67,6 +67,8 @@ class Envelope:
     def chunks(self, index: int, piece: Piece) -> list[dict[str, Any]]:
         """The chunks of one piece of choice `index`; every id is in exactly one of them."""
         delta: dict[str, Any] = {}
+        if piece.thought:
+            delta["reasoning_content"] = piece.thought
         if piece.text:
             delta["content"] = piece.text
         if piece.calls:

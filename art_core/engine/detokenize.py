@@ -6,22 +6,28 @@ In: ids in any portions. Out: text whose joined pieces are the same for every wa
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from art_core.engine.base import Tokenizer
 
 
 class StreamDecoder:
-    """Ids to text, special tokens left out. Broken UTF-8 becomes U+FFFD."""
+    """Ids to text, special tokens left out. Broken UTF-8 becomes U+FFFD.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    Args:
+        shown: special tokens that are text all the same.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, shown: Collection[str] = ()) -> None:
         self._tokenizer = tokenizer
+        self._shown = {token.encode() for token in shown}
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, ids: Iterable[int]) -> str:
         """Text that `ids` complete; the bytes of an unfinished character wait."""
         special, token_bytes = self._tokenizer.special_ids, self._tokenizer.token_bytes
-        return self._utf8.decode(b"".join(token_bytes(i) for i in ids if i not in special))
+        parts = [token_bytes(i) for i in ids if i not in special or token_bytes(i) in self._shown]
+        return self._utf8.decode(b"".join(parts))
 
     def flush(self) -> str:
         """What still waits, at the end of the stream."""

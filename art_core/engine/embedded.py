@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import torch
 
 from art_core.config import EngineConfig
+from art_core.engine.api_errors import ApiError
 from art_core.engine.base import AdapterRef, Delta, GenerateRequest, Tokenizer
 from art_core.engine.generate import Event, Lane
 from art_core.engine.grammar import GrammarMatcher
@@ -182,6 +183,14 @@ class EmbeddedEngine:
     def _check(self, request: GenerateRequest) -> None:
         if request.adapter is not None and request.adapter not in self.adapters():
             raise self._not_served(request.adapter)
+        if request.sampling.adjusted:
+            raise ApiError(
+                "the embedded engine samples without penalties and biases",
+                expected="presence_penalty=0, frequency_penalty=0, repetition_penalty=1, and no "
+                "logit_bias",
+                fix="Leave them out, or serve with vLLM: EngineConfig(kind='vllm').",
+                param="logit_bias" if request.sampling.logit_bias else "presence_penalty",
+            )
         ids, vocab = request.prompt_ids, self._model.vocab_size
         if len(ids) == 0 or ids.min() < 0 or ids.max() >= vocab:
             raise EngineError(

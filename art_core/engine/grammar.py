@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from art_core.engine.api_errors import ApiError
 from art_core.engine.base import Grammar, Tokenizer
-from art_core.engine.toolcalls import CLOSE, OPEN
+from art_core.engine.forms.spelling import Speller
 from art_core.errors import EngineError
 
 if TYPE_CHECKING:
@@ -34,17 +34,25 @@ _SPELLING = {
 `anyOf`."""
 
 
-def json_grammar(schema: dict[str, Any], *, param: str = "response_format") -> Grammar:
+def json_grammar(
+    schema: dict[str, Any], spell: Speller | None = None, *, param: str = "response_format"
+) -> Grammar:
     """Answers that are JSON by `schema`.
+
+    Args:
+        spell: how the model that answers writes; None: as Hermes, without special tokens.
 
     Raises:
         ApiError: the schema can't be enforced; the message names the keyword.
     """
-    return _checked("json_schema", f"start: answer\nanswer: {_json(schema)}\n", param)
+    spell = spell or Speller()
+    rules = [*spell.start("answer"), f"answer: {spell.json('value')}", f"value: {_json(schema)}"]
+    return _checked("json_schema", "\n".join([*rules, ""]), param)
 
 
 def tool_call_grammar(
     tools: Sequence[dict[str, Any]],
+    spell: Speller | None = None,
     *,
     several: bool,
     or_json: dict[str, Any] | None = None,
@@ -54,27 +62,25 @@ def tool_call_grammar(
 
     Args:
         tools: those that may be called, at least one.
+        spell: as in `json_grammar`.
         several: allow more than one call; else it is exactly one.
         or_json: instead of calls, JSON by this schema is fine too.
 
     Raises:
-        ApiError: a parameters schema can't be enforced; the message names the keyword.
+        ApiError: a parameters schema can't be enforced; the message names the keyword. Or calls in
+            the model's form can't be forced.
     """
-    rules = []
-    tail = _literal("}\n" + CLOSE)
-    for i, tool in enumerate(tools):
-        function = tool["function"]
-        name = json.dumps(function["name"], ensure_ascii=False)
-        head = _literal(f'{OPEN}\n{{"name": {name}, "arguments": ')
-        rules.append(f"tool_{i}: {head} parameters_{i} {tail}")
-        rules.append(f"parameters_{i}: {_json(_closed(function.get('parameters') or {}))}")
-    calls = 'call ("\\n" call)*' if several else "call"
-    start = calls if or_json is None else f"{calls} | answer"
-    if or_json is not None:
-        rules.append(f"answer: {_json(or_json)}")
-    choices = " | ".join(f"tool_{i}" for i in range(len(tools)))
+    spell = spell or Speller()
+    rules = spell.calls(
+        tools, several, arguments=lambda schema: _json(_closed(schema)), value=_json
+    )
+    if or_json is None:
+        start = spell.start("calls")
+    else:
+        start = spell.start("(calls | answer)")
+        rules += [f"answer: {spell.json('value')}", f"value: {_json(or_json)}"]
     kind = "tool_call" if or_json is None else "json_schema"
-    return _checked(kind, "\n".join([f"start: {start}", f"call: {choices}", *rules, ""]), param)
+    return _checked(kind, "\n".join([*start, *rules, ""]), param)
 
 
 class GrammarMatcher:
@@ -141,10 +147,6 @@ def _closed(parameters: dict[str, Any]) -> dict[str, Any]:
 
 def _json(schema: dict[str, Any]) -> str:
     return "%json " + json.dumps({**schema, "x-guidance": _SPELLING})
-
-
-def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _checked(kind: str, lark: str, param: str) -> Grammar:

@@ -34,6 +34,42 @@ def template_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]
     return [_normal(message, f"messages.[{i}]") for i, message in enumerate(messages)]
 
 
+def thoughts_in(messages: Sequence[dict[str, Any]], field: str) -> list[dict[str, Any]]:
+    """`messages` in normal form, their thoughts in the field that a template reads them from too.
+
+    Not beside words and calls at once, which GPT-OSS's template refuses.
+    """
+    found = []
+    for message in messages:
+        thought = message.get("reasoning_content") or message.get("reasoning")
+        is_full = bool(message["content"]) and "tool_calls" in message
+        is_new = isinstance(thought, str) and field not in message and not is_full
+        found.append({**message, field: thought} if is_new else message)
+    return found
+
+
+def short_ids(messages: Sequence[dict[str, Any]], letters: int) -> list[dict[str, Any]]:
+    """`messages` in normal form with ids of tool calls that have so many letters and digits.
+
+    Mistral's templates refuse others. Equal ids stay equal.
+    """
+
+    def short(call_id: object) -> str:
+        return hashlib.blake2b(str(call_id).encode(), digest_size=32).hexdigest()[:letters]
+
+    found = []
+    for message in messages:
+        changed = dict(message)
+        if "tool_calls" in message:
+            changed["tool_calls"] = [
+                {**call, "id": short(call.get("id"))} for call in message["tool_calls"]
+            ]
+        if "tool_call_id" in message:
+            changed["tool_call_id"] = short(message["tool_call_id"])
+        found.append(changed)
+    return found
+
+
 def strict_loads(text: str) -> Any:
     """`json.loads` that takes JSON only: no NaN, no Infinity.
 

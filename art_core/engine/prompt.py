@@ -88,9 +88,33 @@ class PromptBuilder:
             or kept[0] != at
             or between[0] != self._tokenizer.render(plain[:at], tools=tools)
         ):
-            return None
+            return self._behind_a_call(plain, tools, at, record)
         parts = self._joined({i: chosen[i] for i in kept}, ["", *between[1:]])
         return [(record.prompt_ids, True), *parts]
+
+    def _behind_a_call(
+        self, plain: _Plain, tools: _Tools, at: int, record: TokenRecord
+    ) -> _Parts | None:
+        """The ancestor's ids and what the template writes behind the call that it is.
+
+        For templates that take no stand-in for a call, since its result follows (GPT-OSS). None if
+        it is no call, or the template shows less of it than was sampled.
+        """
+        message = template_messages([record.message])[0]
+        if "tool_calls" not in message:
+            return None
+        shown = self._render([*plain[:at], message, *plain[at + 1 :]], tools)
+        before = self._render(plain[:at], tools)
+        if shown is None or before is None or not shown.startswith(before):
+            return None
+        rest = shown[len(before) :]
+        ends = [self._tokenizer.decode([i]) for i in self._tokenizer.eos_ids]
+        end = min((place for text in ends if (place := rest.find(text)) >= 0), default=-1)
+        said = [call["function"]["name"] for call in message["tool_calls"]]
+        said.append(message.get("reasoning_content", ""))
+        if end < 0 or any(part not in rest[:end] for part in said):
+            return None
+        return [(record.prompt_ids, True), *self._joined({at: record}, ["", rest[end:]])]
 
     def _piece_by_piece(self, plain: _Plain, tools: _Tools, match: Match) -> _Parts:
         """Every message that is recorded as its ids, every other as text."""

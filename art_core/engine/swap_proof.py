@@ -1,15 +1,15 @@
 """Whether an engine answers with the weights that it was told to: the canary of a swap.
 
 In: logprobs of the same tokens under the steps N-1 and N, from the trainer and from the engine.
-Out: a `Verdict`. Where the trainer moved most, the engine must have moved alike: the slope of its
-change over the trainer's is 1 for the right adapter, 0 where N-1 goes on answering. Numpy only.
+Out: a `Verdict`. Where the trainer moved, the engine must have moved alike: the slope of its change
+over the trainer's is 1 for the right adapter, 0 where N-1 goes on answering. Numpy only.
 Left out: which tokens are asked about (training/canary.py), and who asks the engine.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 
@@ -19,29 +19,38 @@ from art_core.engine.base import AdapterRef
 from art_core.errors import EngineError
 
 LOWEST, HIGHEST = 0.5, 1.5
-"""Slopes that count as the right weights."""
+"""Slopes that count as the right weights; others are refuted if twice their error is out too."""
 TELLING = 0.125
 """Largest standard error of a slope that is decided upon: four of them lie between 0 and 0.5."""
-TOKENS = 64
-"""Tokens that are looked at: those that the trainer moved most."""
+_LOUD = 3.0
+"""Root mean squares above which a token's change weighs no more."""
+_MANY = 8.0
+"""Tokens that must have moved alike: a few have ratios of their own, whatever weights answer."""
+_CLEAR = 0.25
+"""Of the trainer's change, what must be left of it without its rounding."""
+_SURE = -1e-4
+"""Logprobs above count as this: of a token so sure float32 knows little."""
 _ROUNDING = 1e-6
-"""Nats; the least noise that is believed."""
+"""Log-odds; the least noise that is believed."""
+
+
+Outcome: TypeAlias = Literal["proved", "inconclusive", "refuted"]
 
 
 @dataclass(frozen=True)
 class Verdict:
     """What a canary says."""
 
-    outcome: Literal["proved", "inconclusive", "refuted"]
+    outcome: Outcome
     """Inconclusive: the step moved less than the engine's noise."""
     slope: float
     """Of the engine's change over the trainer's; NaN if the trainer changed nothing."""
     error: float
     """Standard error of the slope."""
     moved: float
-    """Nats that the trainer moved the tokens by, root of the mean square."""
+    """Log-odds that the trainer moved the tokens by, root of the mean square."""
     noise: float
-    """Nats by which engine and trainer differ on step N-1, as a standard deviation."""
+    """Log-odds by which engine and trainer differ on step N-1, as a standard deviation."""
     tokens: int
 
 
@@ -84,24 +93,45 @@ async def prove_swap(
 
 
 def judge(before: Float, after: Float, engine_before: Float, engine_after: Float) -> Verdict:
-    """Compare the engine's change with the trainer's, over the tokens that the trainer moved most.
+    """Compare the engine's change with the trainer's, token by token, in log-odds.
 
-    The slope is that of a line through the origin. Its error comes from what the line leaves over,
-    or from how far trainer and engine are apart on N-1 anyway, whichever is more: an engine that
-    goes on with N-1 leaves nothing over.
+    In them rounding is much the same for all tokens, however sure the model is of one. In bfloat16
+    what the trainer calls its change is half its own rounding at times, which pulls a plain slope
+    towards 0, the more so over the tokens that changed most. How much of it is rounding is seen in
+    how far trainer and engine are apart on N-1: what the trainer rounded then is in both. It is
+    taken off, as for any regression on noisy values (Fuller, Measurement Error Models, 1987). The
+    error comes from what the line leaves over, or from that distance, whichever is more: an engine
+    that goes on with N-1 leaves nothing over.
     """
-    change = after - before
-    kept = np.argsort(-np.abs(change))[:TOKENS]
-    change, told = change[kept], (engine_after - engine_before)[kept]
-    noise = float(np.std(engine_before[kept] - before[kept])) if len(kept) else 0.0
-    power = float(change @ change)
-    moved = float(np.sqrt(power / max(len(kept), 1)))
-    if power == 0.0:
-        return Verdict("inconclusive", float("nan"), float("inf"), moved, noise, len(kept))
-    slope = float(change @ told) / power
-    left = float(np.sqrt(np.sum((told - slope * change) ** 2) / max(len(kept) - 1, 1)))
-    error = max(left, noise, _ROUNDING) / power**0.5
+    old, new, engine_old, engine_new = map(_log_odds, (before, after, engine_before, engine_after))
+    change, told, apart = new - old, engine_new - engine_old, engine_old - old
+    moved, noise = _rms(change), float(np.std(apart)) if len(apart) else 0.0
+    weight = np.clip(change, -_LOUD * moved, _LOUD * moved)
+    parts = weight * change
+    whole = float(parts.sum())
+    power = whole - 2 * max(0.0, float(weight @ apart))
+    if power <= _CLEAR * whole or whole**2 < _MANY * float(parts @ parts):
+        return Verdict("inconclusive", float("nan"), float("inf"), moved, noise, len(change))
+    slope = float(weight @ told) / power
+    left = max(_rms(told - slope * change), 2**0.5 * noise, _ROUNDING)
+    error = float(np.linalg.norm(weight)) * float(np.hypot(left, 2 * noise * slope)) / power
+    return Verdict(_outcome(slope, error), slope, error, moved, noise, len(change))
+
+
+def _outcome(slope: float, error: float) -> Outcome:
     if error > TELLING:
-        return Verdict("inconclusive", slope, error, moved, noise, len(kept))
-    is_right = LOWEST <= slope <= HIGHEST
-    return Verdict("proved" if is_right else "refuted", slope, error, moved, noise, len(kept))
+        return "inconclusive"
+    if LOWEST <= slope <= HIGHEST:
+        return "proved"
+    is_far = slope + 2 * error < LOWEST or slope - 2 * error > HIGHEST
+    return "refuted" if is_far else "inconclusive"
+
+
+def _log_odds(logprobs: Float) -> Float:
+    kept = np.minimum(logprobs, _SURE)
+    odds: Float = kept - np.log(-np.expm1(kept))
+    return odds
+
+
+def _rms(values: Float) -> float:
+    return float(np.sqrt(np.mean(values**2))) if len(values) else 0.0

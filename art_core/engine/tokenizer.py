@@ -1,8 +1,9 @@
 """Tokenizers behind `base.Tokenizer`: one over Hugging Face's, one of plain bytes.
 
 In: a model folder (or nothing). Out: text to ids and back, and the chat template. Templates that
-know no tools (SmolLM2) are replaced by our own one if the model speaks ChatML. transformers is
-imported when an `HFTokenizer` is made, never before.
+know no tools (SmolLM2) are replaced by our own one if the model speaks ChatML; how answers are read
+is found in the template (`AnswerForm`). transformers is imported when an `HFTokenizer` is made,
+never before.
 """
 
 from __future__ import annotations
@@ -18,17 +19,21 @@ import jinja2
 
 from art_core.engine.api_errors import ApiError
 from art_core.engine.chat_template import ChatTemplate, hermes_chatml, refused
+from art_core.engine.forms.answer_form import AnswerForm, find_form
 from art_core.engine.messages import template_messages
 from art_core.errors import BaseModelError
+from art_core.readiness.dialogue import Dialogue
+from art_core.readiness.tool_parser import writes_calls
 
 _PROBE = "art-probe"
-_HERMES_CALL = re.compile(r'<tool_call>\s*\{\s*"name"\s*:\s*"' + _PROBE)
 
 
 class TemplatedTokenizer:
     """What a tokenizer with a chat template of its own choice renders."""
 
     _template: ChatTemplate
+    form = AnswerForm()
+    """That of our own template, unless one is given."""
 
     def render(
         self,
@@ -42,8 +47,9 @@ class TemplatedTokenizer:
         Raises:
             ApiError: the messages can't be rendered.
         """
+        plain = self.form.for_template(template_messages(messages))
         return self._template.render(
-            template_messages(messages), tools=tools, add_generation_prompt=add_generation_prompt
+            plain, tools=tools, add_generation_prompt=add_generation_prompt
         )
 
 
@@ -56,6 +62,7 @@ class ByteTokenizer(TemplatedTokenizer):
         extra: special tokens.
         eos: the one of them that ends a turn.
         template: Jinja source; our Hermes ChatML template if None.
+        form: how answers are read.
     """
 
     def __init__(
@@ -64,6 +71,7 @@ class ByteTokenizer(TemplatedTokenizer):
         *,
         eos: str = "<|im_end|>",
         template: str | None = None,
+        form: AnswerForm | None = None,
     ) -> None:
         self._bytes = [bytes([i]) for i in range(256)] + [text.encode() for text in extra]
         self._ids = {text: 256 + i for i, text in enumerate(extra)}
@@ -73,6 +81,7 @@ class ByteTokenizer(TemplatedTokenizer):
         self.vocab_size = len(self._bytes)
         self.special_ids = frozenset(self._ids.values())
         self.eos_ids = frozenset({self._ids[eos]})
+        self.form = form or self.form
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`."""
@@ -98,12 +107,16 @@ class HFTokenizer:
 
     Args:
         path: folder with `tokenizer.json` and its neighbours.
+        tool_parser, reasoning_parser: as in `EngineConfig`.
 
     Raises:
         BaseModelError: no tokenizer there, or one without a usable chat template.
+        ConfigError: a parser that is not known.
     """
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(
+        self, path: Path | str, *, tool_parser: str = "auto", reasoning_parser: str = "auto"
+    ) -> None:
         from transformers import AutoTokenizer
 
         try:
@@ -124,7 +137,15 @@ class HFTokenizer:
         self.special_ids = frozenset(
             i for i, token in self._hf.added_tokens_decoder.items() if token.special
         )
-        self._own, self._knows_tools = self._choose_template(path)
+        self._own = self._stand_in(path)
+        own = _source(self._hf.chat_template)
+        self.form = find_form(
+            self._own.source if self._own is not None else own or "",
+            self._special_tokens(),
+            own_template=own,
+            tool_parser_name=tool_parser,
+            reasoning_parser_name=reasoning_parser,
+        )
         self.eos_ids = self._end_of_turn_ids(Path(path))
 
     def encode(self, text: str) -> list[int]:
@@ -152,15 +173,16 @@ class HFTokenizer:
 
         Raises:
             ApiError: the messages can't be rendered, or there are tools and the base model's
-                template knows no Hermes tool calls.
+                calls can't be read.
         """
-        plain = template_messages(messages)
+        plain = self.form.for_template(template_messages(messages))
         if self._own is not None:
             return self._own.render(plain, tools=tools, add_generation_prompt=add_generation_prompt)
-        if tools and not self._knows_tools:
+        if tools and not self.form.reads_calls:
             raise ApiError(
-                "this base model's chat template knows no Hermes tool calls",
-                fix="Leave `tools` out, or choose a base model that knows them (Qwen2.5, Qwen3).",
+                "this base model's calls of tools can't be read: " + self.form.why_no_calls,
+                fix="Leave `tools` out, choose a base model that is made for tools (Qwen2.5, "
+                "Qwen3, Llama 3), or name the form of its calls: EngineConfig(tool_parser=...).",
                 param="tools",
             )
         return self._native(plain, tools, add_generation_prompt)
@@ -182,26 +204,24 @@ class HFTokenizer:
             raise refused(error) from error
         return text
 
-    def _choose_template(self, path: Path | str) -> tuple[ChatTemplate | None, bool]:
-        """(our template if it must stand in, whether Hermes tool calls are known)."""
+    def _special_tokens(self) -> frozenset[str]:
+        return frozenset(token.content for token in self._hf.added_tokens_decoder.values())
+
+    def _stand_in(self, path: Path | str) -> ChatTemplate | None:
+        """Our template, where the model's own is missing or shows no tools; None: its own."""
         is_chatml = {"<|im_start|>", "<|im_end|>"} <= set(self._hf.get_vocab())
-        if not self._hf.chat_template:
+        source = _source(self._hf.chat_template)
+        if source is None:
             if not is_chatml:
                 raise BaseModelError(
                     f"the tokenizer in {str(path)!r} has no chat template",
                     expected="a model tuned for chat",
                     fix="Choose the -Instruct or -Chat variant of the base model.",
                 )
-            return ChatTemplate(hermes_chatml()), True
-        try:
-            text = self._native(_probe_messages(), _PROBE_TOOLS, False)
-        except (ApiError, TypeError, KeyError):
-            text = ""
-        if _HERMES_CALL.search(text):
-            return None, True
-        if is_chatml and text.count(_PROBE) < 2:
-            return ChatTemplate(hermes_chatml()), True
-        return None, False
+            return ChatTemplate(hermes_chatml())
+        dialogue = Dialogue(source, self._special_tokens())
+        knows_tools = dialogue.takes_tools() and writes_calls(dialogue)
+        return ChatTemplate(hermes_chatml()) if is_chatml and not knows_tools else None
 
     def _end_of_turn_ids(self, path: Path) -> frozenset[int]:
         """The tokenizer's own, the generation config's, and what the template ends a turn with."""
@@ -234,25 +254,11 @@ class HFTokenizer:
         return table
 
 
-_PROBE_TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": _PROBE,
-            "description": "d",
-            "parameters": {"type": "object", "properties": {}},
-        },
-    }
-]
-
-
-def _probe_messages() -> list[dict[str, Any]]:
-    call = {"id": "c", "type": "function", "function": {"name": _PROBE, "arguments": {}}}
-    return [
-        {"role": "user", "content": "q"},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "c", "content": "r"},
-    ]
+def _source(template: object) -> str | None:
+    """Of several templates by name, the one for tools."""
+    if isinstance(template, dict):
+        template = template.get("tool_use") or template.get("default")
+    return template if isinstance(template, str) and template else None
 
 
 def _wanted(

@@ -1,42 +1,19 @@
-"""Tool calls in Hermes form, parsed out of a text as it comes.
+"""Tool calls parsed out of a text as it comes, in the form that the model writes them.
 
-A call is `<tool_call>`, a JSON object with a "name" and an "arguments" object, `</tool_call>`.
-In: text in any portions. Out: text and calls in order; arguments as they were written. Whatever
-is not such a call stays text, so nothing is said that was not sampled. White space that touches
-a call is dropped; texts before and after calls are joined by a line break.
+In: text in any portions. Out: text and calls in order; arguments as they were written. Whatever is
+not a whole call stays text, so nothing is said that was not sampled, and a broken call takes no
+good one with it. White space that touches a call is dropped; texts before and after calls are
+joined by a line break.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from art_core.engine.detokenize import overlap
-from art_core.engine.messages import strict_loads
-
-OPEN = "<tool_call>"
-CLOSE = "</tool_call>"
-
-_SPACE = " \t\n\r"
-_NOT_SPACE = re.compile(f"[^{_SPACE}]")
-_STRUCTURE = re.compile(r"[^\s0-9a-zA-Z:,.+-]")
-"""Outside strings: what opens or closes something, and what JSON has no place for."""
-_IN_STRING = re.compile(r'["\\\x00-\x1f]')
-
-
-@dataclass(frozen=True)
-class ToolCall:
-    """A whole call."""
-
-    name: str
-    arguments: str
-    """A JSON object, spelled as the model wrote it."""
-
-
-Event: TypeAlias = str | ToolCall
+from art_core.engine.forms.calls import SPACE, Block, Event, ToolCall
+from art_core.engine.forms.table import HERMES, CallForm
 
 
 class ToolCallParser:
@@ -45,16 +22,33 @@ class ToolCallParser:
 
     Args:
         limit: ignore everything after this many calls; None means no limit.
+        form: how calls are written.
+        tools: those that may be called, with their parameters' schemas.
     """
 
-    def __init__(self, limit: int | None = None) -> None:
+    def __init__(
+        self,
+        limit: int | None = None,
+        form: CallForm = HERMES,
+        tools: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
         self.calls = 0
-        self._limit = limit
+        self._limit, self._form, self._tools = limit, form, tools or {}
         self._buffer = ""
-        self._call: _CallScanner | None = None
+        self._block: Block | None = None
         self._space = ""
         self._after_call = False
         self._has_text = False
+
+    @property
+    def tokens(self) -> frozenset[str]:
+        """As `AnswerParser.tokens`."""
+        return self._form.tokens
+
+    @property
+    def has_limit(self) -> bool:
+        """As `AnswerParser.has_limit`."""
+        return self._limit is not None
 
     def push(self, text: str) -> list[Event]:
         """What `text` completes."""
@@ -76,33 +70,43 @@ class ToolCallParser:
 
     def _events(self, *, is_last: bool) -> Iterator[Event]:
         while not self.is_full:
-            if self._call is None:
-                at = self._buffer.find(OPEN)
-                held = 0 if is_last else overlap(self._buffer, OPEN)
-                yield from self._text(self._buffer[: at if at >= 0 else len(self._buffer) - held])
-                if at < 0:
-                    self._buffer = self._buffer[len(self._buffer) - held :]
+            if self._block is None:
+                yield from self._text_before_a_call(is_last=is_last)
+                if self._block is None:
                     return
-                self._buffer = self._buffer[at + len(OPEN) :]
-                self._call = _CallScanner()
-            found = self._call.scan(self._buffer)
-            if found == "more" and not is_last:
+            read = self._block.read(self._buffer, is_last=is_last)
+            if read is None:
                 return
-            if isinstance(found, ToolCall):
-                self._buffer = self._buffer[self._call.end :]
+            self._buffer = self._buffer[read.end :]
+            if read.is_over:
+                self._block = None
+            if isinstance(read.event, ToolCall):
                 self._space, self._after_call = "", True
                 self.calls += 1
-                yield found
-            else:
-                yield from self._text(OPEN)
-            self._call = None
+                yield read.event
+            elif read.event:
+                yield from self._text(read.event)
+
+    def _text_before_a_call(self, *, is_last: bool) -> Iterator[str]:
+        """Text up to the next mark, if there is one; then a block is open."""
+        buffer, form = self._buffer, self._form
+        at, mark = min(
+            ((at, mark) for mark in form.marks if (at := buffer.find(mark)) >= 0), default=(-1, "")
+        )
+        held = 0 if is_last else max(overlap(buffer, mark) for mark in form.marks)
+        end = at if at >= 0 else len(buffer) - held
+        yield from self._text(buffer[:end])
+        if at >= 0:
+            self._block = form.opened(mark, self._tools)
+            end += 0 if mark in form.bare else len(mark)
+        self._buffer = buffer[end:]
 
     def _text(self, text: str) -> Iterator[str]:
         """`text` less the white space at its end, which waits for what follows it."""
         text = self._space + text
         if self._after_call:
-            text = text.lstrip(_SPACE)
-        body = text.rstrip(_SPACE)
+            text = text.lstrip(SPACE + self._form.joint)
+        body = text.rstrip(SPACE)
         self._space = text[len(body) :]
         if body:
             joint = "\n" if self._after_call and self._has_text else ""
@@ -110,106 +114,9 @@ class ToolCallParser:
             yield joint + body
 
 
-class _CallScanner:
-    """Reads what follows `<tool_call>`, in one pass however often more text comes.
-
-    It counts brackets outside strings, so that a closing tag inside a string closes nothing.
-    """
-
-    def __init__(self) -> None:
-        self._at = 0
-        self._depth = 0
-        self._in_string = False
-        self._start = -1
-        self._call: ToolCall | None = None
-        self.end = -1
-        """Index after the closing tag, once the call is whole."""
-
-    def scan(self, text: str) -> ToolCall | Literal["more", "broken"]:
-        """The call that `text` begins with, if it is whole. `text` only ever grows."""
-        if self._start < 0:
-            first = _NOT_SPACE.search(text)
-            if first is None:
-                return "more"
-            if first[0] != "{":
-                return "broken"
-            self._start = self._at = first.start()
-        while self._call is None:
-            found = self._step(text)
-            if found is not None:
-                return found
-        return self._close(text, self._call)
-
-    def _step(self, text: str) -> Literal["more", "broken"] | None:
-        """Go to the next character that matters."""
-        found = (_IN_STRING if self._in_string else _STRUCTURE).search(text, self._at)
-        if found is None:
-            self._at = len(text)
-            return "more"
-        char, self._at = found[0], found.end()
-        if char == "\\" and self._in_string:
-            if self._at == len(text):
-                self._at -= 1
-                return "more"
-            self._at += 1
-        elif char == '"':
-            self._in_string = not self._in_string
-        elif self._in_string or char not in "{}[]":
-            return "broken"
-        else:
-            self._depth += 1 if char in "{[" else -1
-            if self._depth == 0:
-                self._call = _read_call(text[self._start : self._at])
-                return "broken" if self._call is None else None
-        return None
-
-    def _close(self, text: str, call: ToolCall) -> ToolCall | Literal["more", "broken"]:
-        rest = text[self._at :].lstrip(_SPACE)
-        if rest.startswith(CLOSE):
-            self.end = len(text) - len(rest) + len(CLOSE)
-            return call
-        return "more" if CLOSE.startswith(rest) else "broken"
-
-
-def parse_tool_calls(text: str) -> tuple[str, list[ToolCall]]:
+def parse_tool_calls(text: str, form: CallForm = HERMES) -> tuple[str, list[ToolCall]]:
     """(plain text, calls) of a whole text."""
-    parser = ToolCallParser()
+    parser = ToolCallParser(form=form)
     events = [*parser.push(text), *parser.finish()]
     calls = [event for event in events if isinstance(event, ToolCall)]
     return "".join(event for event in events if isinstance(event, str)), calls
-
-
-def _read_call(text: str) -> ToolCall | None:
-    """The call in the JSON object `text`; None if it is no call. No arguments means `{}`."""
-    try:
-        value = strict_loads(text)
-    except ValueError:
-        return None
-    if not isinstance(value, dict):
-        return None
-    name, arguments = value.get("name"), value.get("arguments", {})
-    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
-        return None
-    return ToolCall(name, _member(text, "arguments") if "arguments" in value else "{}")
-
-
-def _member(text: str, key: str) -> str:
-    """The value of `key` in the valid JSON object `text`, as it is spelled there."""
-    decoder = json.JSONDecoder()
-    found = ""
-    at = _skip_space(text, 1)
-    while text[at] != "}":
-        name, at = decoder.raw_decode(text, at)
-        start = _skip_space(text, _skip_space(text, at) + 1)
-        _, end = decoder.raw_decode(text, start)
-        if name == key:
-            found = text[start:end]
-        at = _skip_space(text, end)
-        if text[at] == ",":
-            at = _skip_space(text, at + 1)
-    return found
-
-
-def _skip_space(text: str, at: int) -> int:
-    found = _NOT_SPACE.search(text, at)
-    return len(text) if found is None else found.start()

@@ -13,7 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import cast
 
@@ -44,6 +44,9 @@ class VllmEngine:
         context_length: tokens of prompt and answer; what vLLM was started with.
         vocab_size: ids that the model has; others are refused.
         shelf: its adapters.
+        scores_alone: while it scores no call is answered. The CPU build of vLLM 0.32.0 dies of a
+            scoring beside other calls: `add_lora_logits` takes the batch's adapters, one a call,
+            for those of the positions scored (`punica_cpu.py`).
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class VllmEngine:
         vocab_size: int,
         shelf: AdapterShelf,
         http: VllmHttp,
+        scores_alone: bool = False,
     ) -> None:
         self.base_model = base_model
         self.context_length = context_length
@@ -64,6 +68,7 @@ class VllmEngine:
         self.server = server
         self._vocab_size = vocab_size
         self._http = http
+        self._scores_alone = scores_alone
         self._awake = Gate()
         self._lock = threading.Lock()
         self._running = 0
@@ -99,12 +104,13 @@ class VllmEngine:
         Raises:
             EngineError: vLLM failed, or does not know the adapter.
         """
-        starts = self.server.starts
-        try:
+        async with self._by_itself() if self._scores_alone else nullcontext():
+            starts = self.server.starts
+            try:
+                return await self._scored(adapter, ids)
+            except (EngineUnreachable, _NotLoaded):
+                await self._back(starts)
             return await self._scored(adapter, ids)
-        except (EngineUnreachable, _NotLoaded):
-            await self._back(starts)
-        return await self._scored(adapter, ids)
 
     async def load_adapter(self, adapter: AdapterRef, path: Path) -> None:
         """Make a saved step servable; vLLM reads it when it is first asked for.
@@ -134,27 +140,24 @@ class VllmEngine:
         Calls are held first, running ones waited for, then it sleeps; afterwards it is woken, its
         caches are emptied, and only then do calls go on. Woken also if what ran meanwhile failed.
         Level 1 keeps the weights in the machine's memory: after level 2 the base model would be
-        noise, without an error.
+        noise, without an error. One that dies meanwhile is started again afterwards: at once, it
+        would take the memory that the trainer has.
 
         Raises:
             EngineError: it does not sleep, or does not wake up.
         """
-        with self._lock:
-            if self._is_held:
-                raise EngineError("vLLM sleeps already", fix="Wait for the step under way.")
-            self._awake.hold()
-            self._is_held = True
+        if not self._hold():
+            raise EngineError("vLLM sleeps already", fix="Wait for the step under way.")
         try:
             await self._drained()
             try:
                 await self._sleep()
-                yield
+                with self.server.staying_down():
+                    yield
             finally:  # also where it did not say that it sleeps
                 await to_its_end(self._wake())
         finally:
-            with self._lock:
-                self._is_held = False
-            self._awake.release()
+            self._go_on()
 
     async def forget_prompts(self) -> None:
         """Empty the prefix cache.
@@ -286,22 +289,58 @@ class VllmEngine:
             with self._lock:
                 self._running -= 1
 
+    @asynccontextmanager
+    async def _by_itself(self) -> AsyncIterator[None]:
+        """No call is answered meanwhile; they wait."""
+        while not self._hold():
+            await self._awake.wait()
+        try:
+            await self._drained()
+            yield
+        finally:
+            self._go_on()
+
+    def _hold(self) -> bool:
+        """Let no call begin; False if somebody else does so."""
+        with self._lock:
+            if self._is_held:
+                return False
+            self._awake.hold()
+            self._is_held = True
+            return True
+
+    def _go_on(self) -> None:
+        """Let calls begin again."""
+        with self._lock:
+            self._is_held = False
+        self._awake.release()
+
     async def _drained(self) -> None:
         """No call is being answered; they run on other event loops, so that one has to look."""
         while self._running:  # noqa: ASYNC110 - an Event belongs to one loop
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def _sleep(self) -> None:
-        with self.server.patiently():
-            await self._http.post("/sleep?level=1&mode=wait")
+        """Asleep; one that is down is waited for, since it can't be asked to start asleep."""
+        for is_last in (False, True):
+            starts = self.server.starts
+            try:
+                with self.server.patiently():
+                    await self._http.post("/sleep?level=1&mode=wait")
+                return
+            except EngineUnreachable:
+                if is_last:
+                    raise
+            await self._back(starts)
 
     async def _wake(self) -> None:
-        """Awake, with nothing in its caches. One that died meanwhile comes back awake."""
+        """Awake, with nothing in its caches. One that died meanwhile is started now, awake."""
+        starts = self.server.starts
         with self.server.patiently():
             try:
                 await self._http.post("/wake_up")
             except EngineUnreachable:
-                await self.server.ready(_READY_SECONDS)
+                await self._back(starts)
             await self.forget_prompts()
 
 

@@ -29,9 +29,11 @@ from art_core.engine.adapter_files import (
     read_adapter,
     write_null_adapter,
 )
+from art_core.engine.adapter_folding import fold_into, has_patterns
 from art_core.engine.base import AdapterRef
 from art_core.engine.vllm_http import EngineUnreachable, Refused, VllmHttp
 from art_core.errors import CheckpointError, EngineError
+from art_core.nn.base_identity import BaseIdentity
 from art_core.sealed import file_sha256, sealed_sha256
 
 _log = logging.getLogger(__name__)
@@ -66,6 +68,7 @@ class AdapterShelf:
         slots: adapters kept loaded; of those that no call needs the longest unasked goes.
         max_rank: what vLLM was started with.
         base_shapes: of the base model's weights, to compare with; None: not compared.
+        identity: which base model that is; None: not compared.
         stand_in: calls of the base model go through an adapter that changes nothing. The CPU build
             of vLLM 0.32.0 puts the adapter of its last slot on them, where they are in one batch
             with calls of adapters (`lora_ops.py` indexes by -1).
@@ -79,12 +82,14 @@ class AdapterShelf:
         slots: int,
         max_rank: int,
         base_shapes: Mapping[str, tuple[int, ...]] | None = None,
+        identity: BaseIdentity | None = None,
         stand_in: bool = False,
     ) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         self._http, self._folder = http, folder
-        self._slots, self._max_rank, self._shapes = slots, max_rank, base_shapes
+        self._slots = slots
+        self._max_rank, self._shapes, self._identity = max_rank, base_shapes, identity
         self._lock = threading.Lock()
         self._paths: dict[AdapterRef, Path] = {}
         self._loaded: dict[AdapterRef, Loaded] = {}
@@ -107,7 +112,7 @@ class AdapterShelf:
         Raises:
             CheckpointError: vLLM can't serve it as it was trained.
         """
-        check_servable(read_adapter(path), max_rank=self._max_rank, base=self._shapes)
+        self._check(path)
         with self._lock:
             if self._paths.get(ref) != path:
                 self._paths[ref] = path
@@ -163,6 +168,14 @@ class AdapterShelf:
 
     # How it is done
 
+    def _check(self, path: Path) -> None:
+        check_servable(
+            read_adapter(path),
+            max_rank=self._max_rank,
+            base=self._shapes,
+            identity=self._identity,
+        )
+
     async def _take(self, ref: AdapterRef) -> Loaded:
         while True:
             with self._lock:
@@ -206,6 +219,7 @@ class AdapterShelf:
             raise self._unknown(ref)
         loaded = await asyncio.to_thread(self._stage, ref, path)
         body = {"lora_name": loaded.name, "lora_path": str(loaded.folder)}
+        loaded.start = self._http.server.starts  # it may have been started again meanwhile
         try:
             await self._http.post("/v1/load_lora_adapter", body)
         except Refused as error:
@@ -229,7 +243,7 @@ class AdapterShelf:
         Raises:
             CheckpointError: the files are damaged, or not to be served.
         """
-        check_servable(read_adapter(path), max_rank=self._max_rank, base=self._shapes)
+        self._check(path)
         key = uuid.uuid4().hex
         folder = self._folder / key
         folder.mkdir()
@@ -244,6 +258,10 @@ class AdapterShelf:
                 expected=f"{str(sealed)[:12]}..., with which it was saved",
                 fix="Choose another step.",
             )
+        if has_patterns(read_adapter(path).config):
+            for name in (CONFIG, WEIGHTS):
+                (folder / name).unlink()  # it may be the checkpoint's own
+            fold_into((path / CONFIG, path / WEIGHTS), (folder / CONFIG, folder / WEIGHTS))
         start = self._http.server.starts
         return Loaded(ref, f"{ref}-{key[:12]}", folder, sha256, start)
 
@@ -267,8 +285,14 @@ class AdapterShelf:
                 self._retire(loaded.ref)
             gone = [loaded for loaded in self._left if not loaded.users]
             self._left = [loaded for loaded in self._left if loaded.users]
-        for loaded in gone:
-            await self._unload(loaded)
+        while gone:
+            try:
+                await self._unload(gone[-1])
+            except BaseException:  # cancelled: whoever tidies next goes on with them
+                with self._lock:
+                    self._left += gone
+                raise
+            gone.pop()
 
     async def _unload(self, loaded: Loaded) -> None:
         try:

@@ -57,6 +57,10 @@ class Server(Protocol):
         """Within it no silence is a hang."""
         ...
 
+    def staying_down(self) -> AbstractContextManager[None]:
+        """Should it die within, it is not started again before the end of it."""
+        ...
+
     def stop(self) -> None:
         """End it. Safe to call twice."""
         ...

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from art_core.config import VllmConfig
 from art_core.engine import inside_vllm
-from art_core.engine.adapter_files import allowed_rank, weight_shapes
+from art_core.engine.adapter_files import weight_shapes
 from art_core.engine.base import Tokenizer
 from art_core.engine.runtime import VllmRuntime
 from art_core.engine.vllm import VllmEngine
@@ -22,6 +22,8 @@ from art_core.engine.vllm_process import Supervision, VllmProcess
 from art_core.engine.vllm_server import Progress
 from art_core.engine.vllm_settings import VllmSettings
 from art_core.engine.vllm_wire import DOOR
+from art_core.nn.base_identity import identify
+from art_core.readiness.limits import served_rank
 
 _SLACK = 0.04
 """Share of a GPU's memory that is left for its driver and for what the trainer rounds up."""
@@ -123,15 +125,20 @@ def start_vllm(
     assert settings.max_model_len is not None
     process = VllmProcess(settings, python=runtime.python, folder=folder, supervision=supervision)
     http = VllmHttp(process)
-    shelf = AdapterShelf(
-        http,
-        folder / "adapters",
-        slots=settings.max_cpu_loras or settings.max_loras,
-        max_rank=allowed_rank(settings.lora_rank),
-        base_shapes=weight_shapes(settings.model),
-        stand_in=runtime.is_cpu,
-    )
     process.start(progress)
+    try:  # only now: the folder may have been another's
+        shelf = AdapterShelf(
+            http,
+            folder / "adapters",
+            slots=settings.max_cpu_loras or settings.max_loras,
+            max_rank=served_rank(settings.lora_rank),
+            base_shapes=weight_shapes(settings.model),
+            identity=identify(settings.model),
+            stand_in=runtime.is_cpu,
+        )
+    except BaseException:
+        process.stop()
+        raise
     return VllmEngine(
         process,
         tokenizer,
@@ -140,4 +147,5 @@ def start_vllm(
         vocab_size=vocab_size,
         shelf=shelf,
         http=http,
+        scores_alone=runtime.is_cpu,
     )

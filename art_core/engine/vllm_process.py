@@ -71,6 +71,8 @@ class VllmProcess:
         self._fault: EngineError | None = None
         self._hang_after = 0.0  # known once it has started
         self._patience = 0  # how many blocks of `patiently` are open
+        self._may_restart = threading.Event()
+        self._may_restart.set()
         self._watch: threading.Thread | None = None
         self._look = threading.Event()  # look at once
         self._ended = threading.Event()  # `stop` was called
@@ -166,6 +168,15 @@ class VllmProcess:
         finally:
             with self._lock:
                 self._patience -= 1
+
+    @contextmanager
+    def staying_down(self) -> Iterator[None]:
+        """While something else needs its GPU: one that dies inside is started again after it."""
+        self._may_restart.clear()
+        try:
+            yield
+        finally:
+            self._may_restart.set()
 
     async def ready(self, timeout: float) -> None:
         """Return once it can be asked, which is at once unless it is being restarted.
@@ -283,6 +294,9 @@ class VllmProcess:
         while len(faults) <= self.supervision.restarts:
             if self._ended.wait(self.supervision.first_pause * 2 ** (len(faults) - 1)):
                 return False
+            while not self._may_restart.wait(_NOTICED_S):
+                if self._ended.is_set():
+                    return False
             try:
                 self._bring_up(_log.info)
                 if self._on_restart is not None:

@@ -1,7 +1,8 @@
 """How vLLM is started: its flags and its environment.
 
 In: `VllmSettings`. Out: the arguments of `vllm.entrypoints.openai.api_server`, and the variables it
-sees. Left out: which parser a model needs, and whether it fits in memory.
+sees. No parser is among them: vLLM is asked in ids and answers in ids, and our endpoint reads them
+(`forms/`); its own parsers would never be called. Left out: whether the model fits in memory.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from art_core.errors import ConfigError
-from art_core.readiness.limits import RANKS as RANKS  # who starts vLLM looks for it here
+from art_core.readiness.limits import served_rank
 
 _FIXED = {
     "logprobs-mode": "processed_logprobs",  # of the distribution sampled from; default: raw
@@ -54,7 +55,7 @@ class VllmSettings:
     max_cpu_loras: int | None = None
     """Adapters kept ready in the machine's memory; None: as many as `max_loras`."""
     lora_rank: int = 16
-    """Largest rank of an adapter; slots are made for the next in `RANKS`."""
+    """Largest rank of an adapter; slots are made for the next that vLLM takes."""
     max_model_len: int | None = None
     """Tokens of prompt and answer; None: what the model was made for."""
     gpu_memory_utilization: float | None = None
@@ -62,9 +63,6 @@ class VllmSettings:
     `cpu_cache_gb` counts instead."""
     dtype: str = "auto"
     """Of the weights served; on a CPU "float32" is twice as fast as "bfloat16"."""
-    tool_parser: str | None = None
-    """`--tool-call-parser`; None: calls stay in the text."""
-    reasoning_parser: str | None = None
     sleep_mode: bool = False
     """Memory can be given back while something else trains; GPU only."""
     cpu_cache_gb: float = 1.0
@@ -80,13 +78,7 @@ class VllmSettings:
             raise ConfigError(
                 "max_loras", got=self.max_loras, expected="at least 2: the step before is in use"
             )
-        if not 1 <= self.lora_rank <= RANKS[-1]:
-            raise ConfigError(
-                "a LoRA rank that vLLM can't serve",
-                got=self.lora_rank,
-                expected=f"1 to {RANKS[-1]}",
-                fix="Train with a smaller rank (LoraSettings.rank).",
-            )
+        served_rank(self.lora_rank)
         share = self.gpu_memory_utilization
         if share is not None and not 0.0 < share <= 1.0:
             raise ConfigError(
@@ -115,17 +107,14 @@ class VllmSettings:
             **_FIXED,
             "max-loras": self.max_loras,
             "max-cpu-loras": self.max_cpu_loras,
-            "max-lora-rank": next(rank for rank in RANKS if rank >= self.lora_rank),
+            "max-lora-rank": served_rank(self.lora_rank),
             "max-model-len": self.max_model_len,
             "gpu-memory-utilization": self.gpu_memory_utilization,
             "dtype": self.dtype,
-            "tool-call-parser": self.tool_parser,
-            "reasoning-parser": self.reasoning_parser,
         }
         switches = {
             "enable-lora": True,
             "disable-uvicorn-access-log": True,  # a line a call fills the disk
-            "enable-auto-tool-choice": self.tool_parser is not None,
             "enable-sleep-mode": self.sleep_mode,
         }
         own = {_flag(argument) for argument in self.extra_args}

@@ -96,6 +96,10 @@ def sampling_settings(sampling: Sampling, *, eos_ids: Collection[int], room: int
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
         "min_p": sampling.min_p,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "repetition_penalty": sampling.repetition_penalty,
+        "logit_bias": dict(sampling.logit_bias) or None,
         "seed": None if sampling.seed is None else sampling.seed % 2**63,  # -1 means none, too
         "max_tokens": limit,
         "min_tokens": min(sampling.min_tokens, limit),  # vLLM refuses more

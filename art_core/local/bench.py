@@ -24,6 +24,7 @@ from art_core.engine.vllm import VllmEngine
 from art_core.engine.vllm_adapters import to_its_end
 from art_core.errors import EngineError
 from art_core.nn.lora import LoraModel
+from art_core.training.out_of_memory import is_out_of_memory
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -37,6 +38,11 @@ class Bench(Protocol):
 
     async def exclusive(self, work: Callable[[LoraModel], T]) -> T:
         """Run `work` on the module's own thread, with nothing else on it."""
+        ...
+
+    async def aside(self, work: Callable[[LoraModel], T]) -> T:
+        """As `exclusive`, for work that needs little memory and may be done twice: an engine that
+        has a module of its own goes on answering."""
         ...
 
     def adopt(self, adapter: AdapterRef, name: str) -> None:
@@ -67,6 +73,9 @@ class EmbeddedBench:
         self._engine = engine
 
     async def exclusive(self, work: Callable[[LoraModel], T]) -> T:
+        return await self._engine.exclusive(work)
+
+    async def aside(self, work: Callable[[LoraModel], T]) -> T:
         return await self._engine.exclusive(work)
 
     def adopt(self, adapter: AdapterRef, name: str) -> None:
@@ -100,15 +109,27 @@ class OwnBench:
         self._turn = asyncio.Lock()
 
     async def exclusive(self, work: Callable[[LoraModel], T]) -> T:
-        return await to_its_end(self._alone(work))
+        return await to_its_end(self._alone(work, awake=not self._sleeps))
 
-    async def _alone(self, work: Callable[[LoraModel], T]) -> T:
-        loop = asyncio.get_running_loop()
+    async def aside(self, work: Callable[[LoraModel], T]) -> T:
+        """As `Bench.aside`; where memory is too little, with vLLM asleep after all."""
+        return await to_its_end(self._alone(work, awake=True))
+
+    async def _alone(self, work: Callable[[LoraModel], T], *, awake: bool) -> T:
         async with self._turn:
-            if not self._sleeps:
-                return await loop.run_in_executor(self._thread, work, self._module)
+            if awake:
+                try:
+                    return await self._run(work)
+                except Exception as error:
+                    if not self._sleeps or not is_out_of_memory(error):
+                        raise
+                    _log.info("vLLM sleeps after all: %s", error)
             async with self._engine.asleep():
-                return await loop.run_in_executor(self._thread, _and_give_back, work, self._module)
+                return await self._run(functools.partial(_and_give_back, work))
+
+    async def _run(self, work: Callable[[LoraModel], T]) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, work, self._module)
 
     def adopt(self, adapter: AdapterRef, name: str) -> None:
         """vLLM reads what is saved."""

@@ -107,7 +107,7 @@ class LiveRun:
             base.bench.adopt(AdapterRef(model.name, step), adapter)
             return trainer, step
 
-        trainer, step = await base.bench.exclusive(load)
+        trainer, step = await base.bench.aside(load)
         run = cls(model, folder, base, trainer, adapter, step, places, show_progress)
         for saved in checkpoints.steps(folder):
             if saved <= step:
@@ -150,7 +150,7 @@ class LiveRun:
     async def sft_loss(self, trajectories: Sequence[Trajectory], config: TrainSFTConfig) -> float:
         """As `Backend.sft_loss`."""
         written = await self._written(trajectories, config)
-        return await self.base.bench.exclusive(
+        return await self.base.bench.aside(
             lambda module: supervised_loss(module, self.adapter, written.samples, config)
         )
 

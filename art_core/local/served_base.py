@@ -27,6 +27,7 @@ from art_core.engine.tokenizer import HFTokenizer
 from art_core.engine.vllm_launch import GpuRoom, start_vllm, vllm_settings
 from art_core.errors import RuntimeMissing
 from art_core.local.bench import Bench, EmbeddedBench, OwnBench
+from art_core.local.garbage import search_less_often
 from art_core.nn.lora import LoraModel
 from art_core.nn.memory import keep_freed_memory
 from art_core.records import RecordStore
@@ -59,6 +60,7 @@ class ServedBase:
             RuntimeMissing, EngineStartFailed: vLLM is asked for, and is not there or did not start.
         """
         keep_freed_memory()
+        search_less_often()
         torch.set_flush_denormal(True)
         store = RecordStore(folder / "records.sqlite")
         engine: Engine | None = None
@@ -111,14 +113,31 @@ def _runtime(config: EngineConfig) -> VllmRuntime | None:
     except RuntimeMissing as error:
         if config.kind == "vllm":
             raise
-        _log.warning("the embedded engine serves, which is slow on a GPU: %s", error)
+        _log.warning("vLLM does not serve: %s", error)
         return None
 
 
 def _embedded(name: str, path: Path, config: EngineConfig) -> tuple[LoraModel, Engine, Bench]:
+    if torch.cuda.is_available():
+        _log.warning(
+            "%s is served and trained on the CPU though there is a GPU: the embedded engine has no "
+            "other place. For the GPU: art-langgraph setup vllm, and EngineConfig(kind='vllm')",
+            name,
+        )
+    tokenizer = _tokenizer(path, config)  # first: what is wrong with it is seen at once
     model = LoraModel.load(path)
-    engine = EmbeddedEngine(model, HFTokenizer(path), base_model=name, config=config)
+    engine = EmbeddedEngine(model, tokenizer, base_model=name, config=config)
     return model, engine, EmbeddedBench(engine)
+
+
+def _tokenizer(path: Path, config: EngineConfig) -> HFTokenizer:
+    """The base model's; what is doubtful of how its answers are read is told."""
+    made = HFTokenizer(
+        path, tool_parser=config.tool_parser, reasoning_parser=config.reasoning_parser
+    )
+    for doubt in made.form.doubts:
+        _log.warning("%s: %s", path.name, doubt)
+    return made
 
 
 def _vllm(
@@ -126,6 +145,15 @@ def _vllm(
 ) -> tuple[LoraModel, Engine, Bench]:
     """The trainer's module first: vLLM takes what it leaves of the GPU."""
     has_gpu = torch.cuda.is_available()
+    if not has_gpu and not runtime.is_cpu:
+        raise RuntimeMissing(
+            "this vLLM is built for GPUs, and PyTorch sees none here",
+            got=str(runtime.python),
+            expected="a GPU, or vLLM for CPUs",
+            fix="Check nvidia-smi, CUDA_VISIBLE_DEVICES and torch.version.cuda; or run: "
+            "art-langgraph setup vllm --cpu",
+        )
+    tokenizer = _tokenizer(path, config.engine)
     model = LoraModel.load(
         path,
         dtype=torch.bfloat16 if has_gpu else torch.float32,
@@ -140,7 +168,7 @@ def _vllm(
     )
     engine = start_vllm(
         settings,
-        HFTokenizer(path),
+        tokenizer,
         runtime=runtime,
         folder=folder,
         base_model=name,

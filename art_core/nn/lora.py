@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +23,7 @@ from torch import Tensor
 from art_core.config import LoraSettings
 from art_core.errors import BaseModelError, CheckpointError, ConfigError
 from art_core.nn import rows, trees
+from art_core.nn.base_identity import BaseIdentity, check_base, identify
 from art_core.nn.fused_layers import use_fused_layers
 from art_core.nn.fused_lora import use_fused_lora
 from art_core.nn.fused_norm import use_fused_norms
@@ -137,6 +139,11 @@ class LoraModel:
         self.is_plain = all(s.softcap is None and s.sinks is None for s in scores)
         return None
 
+    @cached_property
+    def identity(self) -> BaseIdentity:
+        """Which base model it is."""
+        return identify(self.path)
+
     @property
     def shares_positions(self) -> bool:
         """True if a row may hold trees; else each row is one sequence."""
@@ -228,6 +235,7 @@ class LoraModel:
             r=settings.rank,
             lora_alpha=cast(int, settings.alpha),  # any number will do
             target_modules=target if isinstance(target, str) else list(target),
+            exclude_modules=self._beside() if target == "all-linear" else None,
             lora_dropout=0.0,
             bias="none",
             task_type="CAUSAL_LM",
@@ -249,7 +257,7 @@ class LoraModel:
             CheckpointError: the folder is no adapter of this base model, or one with other
                 settings than the adapter that is overwritten.
         """
-        config, weights = _read(folder)
+        config, weights = self._read(folder)
         if name in self.adapters():
             self._check_scale(name, config, folder)
             self._fill(name, weights, folder)
@@ -264,15 +272,23 @@ class LoraModel:
             self.drop_adapter(name)
             raise
 
+    def _read(self, folder: Path) -> tuple[Any, dict[str, Tensor]]:
+        """Settings and weights of an adapter of this base model."""
+        config, weights = _read(folder)
+        check_base(folder, config.base_model_name_or_path, self.identity)
+        config.base_model_name_or_path = None
+        return config, weights
+
     def save_adapter(self, name: str, folder: Path) -> None:
         """Write the adapter in peft's format."""
         from safetensors.torch import save_file
 
         config = copy(self._tuner.peft_config[name])
-        config.base_model_name_or_path = self.path.name  # no path of this machine
+        config.base_model_name_or_path = self.identity.name  # no path of this machine
         config.save_pretrained(str(folder))
         weights = {key: value.contiguous() for key, value in self.adapter_weights(name).items()}
         save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+        self.identity.write(folder)
 
     def adapter_weights(self, name: str) -> dict[str, Tensor]:
         """The adapter's tensors under peft's file keys, in a fixed order."""
@@ -333,6 +349,17 @@ class LoraModel:
         kinds = BaseTunerLayer | AuxiliaryTrainingWrapper
         self._adapted = [m for m in self._causal.modules() if isinstance(m, kinds)]
         self._found.clear()
+
+    def _beside(self) -> list[str] | None:
+        """Linear layers that make no text: of a part that sees images, say."""
+        mine = {id(module) for module in self._decoder.modules()}
+        mine.add(id(self._causal.get_output_embeddings()))
+        beside = [
+            name
+            for name, module in self._causal.named_modules()
+            if isinstance(module, torch.nn.Linear) and id(module) not in mine
+        ]
+        return beside or None
 
     def _add(self, name: str, config: Any, seed: int) -> None:
         """Put a new adapter into the layers; on a ValueError of peft nothing has changed.
@@ -434,7 +461,6 @@ def _read(folder: Path) -> tuple[Any, dict[str, Tensor]]:
             expected=f"adapter_config.json and {WEIGHTS}",
             fix="Choose another step.",
         ) from error
-    config.base_model_name_or_path = None
     return config, weights
 
 

@@ -29,8 +29,9 @@ class BaseModelInfo:
     path: Path
     architecture: str
     """Class of the model, e.g. "LlamaForCausalLM"."""
-    context_length: int
-    """Positions the model was made for."""
+    context_length: int | None
+    """Positions the model was made for; None: its config leaves that to the defaults of its kind,
+    as those of models that see images too often do."""
     vocab_size: int
     """Rows of the embedding."""
     dtype: str
@@ -62,8 +63,8 @@ def inspect_base_model(path: Path) -> BaseModelInfo:
     return BaseModelInfo(
         path=path,
         architecture=str(_first(config.get("architectures"), path, "architectures")),
-        context_length=_positive(text_config, "max_position_embeddings", path),
-        vocab_size=_positive(text_config, "vocab_size", path),
+        context_length=_optional(text_config, "max_position_embeddings", path),
+        vocab_size=_optional(text_config, "vocab_size", path) or _embedded(tensors, path),
         dtype=_main_dtype(tensors),
         has_chat_template=_has_chat_template(path),
         tied=bool(text_config.get("tie_word_embeddings", "lm_head.weight" not in tensors)),
@@ -168,11 +169,22 @@ def _first(value: Any, path: Path, key: str) -> Any:
     raise _unknown(path, key, value)
 
 
-def _positive(config: dict[str, Any], key: str, path: Path) -> int:
+def _optional(config: dict[str, Any], key: str, path: Path) -> int | None:
+    """A size; None where nothing is said of it and the model is described in part only."""
     value = config.get(key)
     if isinstance(value, int) and value > 0:
         return value
+    if value is None and isinstance(config.get("model_type"), str) and "hidden_size" in config:
+        return None
     raise _unknown(path, key, value)
+
+
+def _embedded(tensors: dict[str, Any], path: Path) -> int:
+    """Rows of the embedding."""
+    for name, entry in tensors.items():
+        if name.endswith(("embed_tokens.weight", "wte.weight")):
+            return int(entry["shape"][0])
+    raise _unknown(path, "vocab_size", None)
 
 
 def _unknown(path: Path, key: str, value: Any) -> BaseModelError:

@@ -23,10 +23,7 @@ from art_core.readiness.memory import GIB, Load
 from art_core.readiness.model_files import ModelFiles
 from art_core.readiness.shape import Shape
 from art_core.readiness.sizes import Sizes
-from art_core.readiness.tool_parser import ParserFound
-
-_READ_HERE = "hermes"
-"""The form of calls that the embedded engine reads."""
+from art_core.readiness.tool_parser import READ_HERE, ParserFound
 
 
 def about_model(
@@ -103,28 +100,30 @@ def _tools(chat: Chat) -> list[Finding]:
                 "Choose a model that is made for tools, or an agent without them.",
             )
         ]
-    served = [_parser("tool parser", found, "--tool-call-parser")]
-    if chat.histories.refusals:
-        served += [
-            Finding("tools", "warn", f"{refusal.where}: refused ({_short(refusal.reason)})", fix)
-            for refusal in chat.histories.refusals
-            if "tool" in refusal.where
-            for fix in [_WHEN_REFUSED.get(refusal.where, "See that your agent does without.")]
-        ]
-    if found.name != _READ_HERE:
+    served = [_parser("tool parser", found, "EngineConfig.tool_parser")]
+    for refusal in chat.histories.refusals:
+        if refusal.where == _AT_ONCE:
+            what = "its template takes one call an answer: the first ends it"
+            served.append(Finding("tools", "pass", what))
+        elif "tool" in refusal.where:
+            what = f"{refusal.where}: refused ({_short(refusal.reason)})"
+            fix = _WHEN_REFUSED.get(refusal.where, "See that your agent does without.")
+            served.append(Finding("tools", "warn", what, fix))
+    if found.name not in READ_HERE:
         served.append(
             Finding(
                 "tools",
                 "warn",
-                "the embedded engine reads calls in Hermes form only, and refuses tools here",
-                "Serve it by vLLM, or take a Qwen2.5, a Qwen3 or a SmolLM2.",
+                "calls in this form can't be read, and requests with tools are refused",
+                "Name a form that is right (EngineConfig.tool_parser), or take a Qwen, a Llama 3, "
+                "a Mistral, a GPT-OSS or a SmolLM2.",
             )
         )
     return served
 
 
+_AT_ONCE = "tool calls at once"
 _WHEN_REFUSED = {
-    "tool calls at once": "Bind the tools with parallel_tool_calls=False.",
     "words beside a tool call": "Prompt it to call without words.",
 }
 
@@ -132,18 +131,18 @@ _WHEN_REFUSED = {
 def _reasoning(chat: Chat) -> Finding:
     if chat.reasoning_parser.name is None and chat.reasoning_parser.sure:
         return Finding("reasoning", "pass", f"no parser needed: {chat.reasoning_parser.why}")
-    return _parser("reasoning parser", chat.reasoning_parser, "--reasoning-parser")
+    return _parser("reasoning parser", chat.reasoning_parser, "EngineConfig.reasoning_parser")
 
 
-def _parser(check: str, found: ParserFound, flag: str) -> Finding:
+def _parser(check: str, found: ParserFound, setting: str) -> Finding:
     if found.name is None:
         return Finding(
-            check, "warn", found.why, f"If you know one that reads it, name it ({flag})."
+            check, "warn", found.why, f"If you know one that reads it, name it ({setting})."
         )
     what = f"{found.name} ({found.why})"
     if found.sure:
         return Finding(check, "pass", what)
-    return Finding(check, "warn", f"likely {what}", f"Look at an answer; name another ({flag}).")
+    return Finding(check, "warn", f"likely {what}", f"Look at an answer; name another ({setting}).")
 
 
 def _histories(seen: AppendOnly) -> list[Finding]:

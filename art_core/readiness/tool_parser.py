@@ -71,6 +71,13 @@ _FORMS = (
 
 PARSERS = frozenset(form.parser for form in _FORMS)
 """Names that `tool_parser` may give."""
+READ_HERE = frozenset(
+    {
+        "hermes", "qwen3_coder", "llama3_json", "mistral", "openai", "phi4_mini_json", "granite",
+        "jamba", "xlam", "pythonic", "llama4_pythonic", "lfm2",
+    }
+)  # fmt: skip
+"""Those whose form our endpoint reads, with whatever engine behind it."""
 
 
 def tool_parser(template: str, special_tokens: Collection[str] = ()) -> ParserFound:

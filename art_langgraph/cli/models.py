@@ -40,7 +40,7 @@ def _show(folder: Path) -> None:
     for name, value in {
         "folder": info.path,
         "architecture": info.architecture,
-        "context length": info.context_length,
+        "context length": info.context_length or "as its kind has it",
         "vocabulary": info.vocab_size,
         "weights": info.dtype,
         "chat template": "its own" if info.has_chat_template else "none",

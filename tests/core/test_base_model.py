@@ -53,6 +53,19 @@ def folder(tiny_llama: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny_llama, tmp_path / "llama"))
 
 
+def test_what_a_config_leaves_to_its_kind_is_no_fault(folder: Path) -> None:
+    """As Gemma 3 4B's: a text_config of a few sizes; 300 rows are the embedding's."""
+    config = json.loads((folder / "config.json").read_text())
+    text = {"model_type": "gemma3_text", "hidden_size": config["hidden_size"]}
+    whole = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
+    (folder / "config.json").write_text(json.dumps(whole))
+    info = inspect_base_model(folder)
+    assert (info.context_length, info.vocab_size) == (None, 300)
+    (folder / "config.json").write_text(json.dumps({**whole, "text_config": {"d": 1}}))
+    with pytest.raises(BaseModelError, match="no usable 'max_position_embeddings'"):
+        inspect_base_model(folder)
+
+
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
 def test_a_missing_file_is_named(folder: Path, name: str) -> None:
     (folder / name).unlink()

@@ -187,3 +187,24 @@ def test_half_an_adapter_is_refused(tiny_llama: Path, tmp_path: Path, file: str)
 def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BaseModelError, match="base model can't be loaded"):
         LoraModel.load(tmp_path)
+
+
+def test_a_part_that_sees_images_takes_no_adapter(tmp_path: Path) -> None:
+    """A tiny Gemma 3 as the 4B is: "all-linear" are the layers that make text."""
+    from transformers import AutoModelForCausalLM, Gemma3Config
+
+    text = {
+        "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "sliding_window": 16,
+        "pad_token_id": 0, "bos_token_id": None, "eos_token_id": 1,
+    }  # fmt: skip
+    vision = {
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "image_size": 28,
+        "num_attention_heads": 4, "patch_size": 14,
+    }  # fmt: skip
+    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    model = LoraModel(AutoModelForCausalLM.from_config(config), tmp_path)
+    model.create_adapter("a", LoraSettings(rank=2), seed=0)
+    names = list(model.adapter_weights("a"))
+    assert any("q_proj" in name for name in names)
+    assert not [name for name in names if "vision" in name or "projector" in name]

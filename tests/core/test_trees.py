@@ -92,6 +92,14 @@ def test_what_only_goes_on_is_one_segment() -> None:
     assert tree.subtree_end.tolist() == [10, 8, 10]
 
 
+@pytest.mark.model
+def test_a_trained_model_in_bfloat16_shares_positions(smollm2: Path) -> None:
+    """On a GPU models are trained in it; the probe may not take its rounding for other branches."""
+    model = LoraModel.load(smollm2, dtype=torch.bfloat16)
+    assert model.why_alone is None
+    assert model.shares_positions
+
+
 def test_few_large_pieces_are_told_from_many_small_ones() -> None:
     """A stem with 16 leaves is three calls; a hundred stems are too many to be worth it."""
     stem = list(range(5000))

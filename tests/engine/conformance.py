@@ -258,7 +258,7 @@ class Conformance(Serving):
     async def test_several_models_at_once_are_answered_by_their_own_weights(
         self, served: Served
     ) -> None:
-        names = [served.base_model, *served.policies] * 4
+        names = [served.base_model, *served.policies] * 2
         done = await asyncio.gather(
             *(
                 served.chat(name, f"question {i % 3}", max_tokens=6 + i % 5, seed=i)

@@ -36,11 +36,12 @@ class StubVllm:
         self.is_asleep = False
         self.delay = 0.0
         """Seconds before each token."""
-        self.load_delay = 0.0
+        self.load_delay = self.unload_delay = 0.0
         self.breaks: list[int] = []
         """For each call to come, after how many tokens its connection breaks."""
         self.reason = "stop"
         self.refuses_wake = False
+        self.stays_down = False
         self.start()
 
     def start(self) -> None:
@@ -54,9 +55,9 @@ class StubVllm:
             Route("/wake_up", self._wake, methods=["POST"]),
             Route("/reset_prefix_cache", self._reset, methods=["POST"]),
         ]
-        self.starts += 1
         self.loaded, self.is_asleep = {}, False
         self._http = LoopbackServer(Starlette(routes=routes)).start()
+        self.starts += 1  # last: then it answers, as where a supervisor says that it is ready
 
     @property
     def base_url(self) -> str:
@@ -71,6 +72,12 @@ class StubVllm:
     @contextmanager
     def patiently(self) -> Iterator[None]:
         yield
+
+    @contextmanager
+    def staying_down(self) -> Iterator[None]:
+        self.stays_down = True
+        yield
+        self.stays_down = False
 
     def stop(self) -> None:
         self._http.stop()
@@ -109,7 +116,9 @@ class StubVllm:
     async def _unload(self, request: Request) -> Response:
         told = await request.json()
         self.asked.append(f"unload {told['lora_name'].rpartition('-')[0]}")
-        del self.loaded[told["lora_name"]]
+        await asyncio.sleep(self.unload_delay)
+        if self.loaded.pop(told["lora_name"], None) is None:
+            return JSONResponse({"error": {"message": "not loaded"}}, 404)
         return Response("done")
 
     async def _sleep(self, request: Request) -> Response:

@@ -132,9 +132,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         size = int(self.headers.get("Content-Length", 0))
         body = json.loads(self.rfile.read(size) or "{}")
-        if self.path.startswith("/v1") and self.headers.get("Authorization") != (
-            f"Bearer {os.environ['VLLM_API_KEY']}"
-        ):
+        if self.headers.get("Authorization") != f"Bearer {os.environ['VLLM_API_KEY']}":
             return self.reply({"error": "Unauthorized"}, 401)
         value = self.answer_to(body)
         return self.reply(value, 404 if value is None else 200)

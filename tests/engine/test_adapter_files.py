@@ -12,13 +12,13 @@ from art_core.engine.adapter_files import (
     CONFIG,
     WEIGHTS,
     AdapterFiles,
-    allowed_rank,
     check_servable,
     read_adapter,
     weight_shapes,
     write_null_adapter,
 )
 from art_core.errors import CheckpointError
+from art_core.nn.base_identity import BaseIdentity
 
 Q = "model.layers.0.self_attn.q_proj"
 BASE: dict[str, tuple[int, ...]] = {f"{Q}.weight": (8, 8), "model.embed_tokens.weight": (100, 8)}
@@ -58,11 +58,9 @@ def test_plain_lora_is_served(config: dict[str, Any]) -> None:
         ({"use_dora": True}, "use_dora=True"),
         ({"bias": "all"}, "bias='all'"),
         ({"lora_bias": True}, "lora_bias=True"),
-        ({"alpha_pattern": {"q_proj": 4}}, "alpha_pattern="),
-        ({"rank_pattern": {"layers.0": 64}}, "ranks of their own"),
         ({"layer_replication": [[0, 2]]}, "layer_replication="),
         ({"trainable_token_indices": [5]}, "trainable_token_indices="),
-        ({"r": 65}, "its rank is 65, and vLLM was started for at most 64"),
+        ({"r": 65}, "smaller rank.*got 65, expected at most 64. Set VllmConfig"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -86,14 +84,12 @@ def test_another_shape_is_refused_with_both() -> None:
         check(adapter(wide))
 
 
-@pytest.mark.parametrize(("rank", "limit"), [(1, 1), (4, 8), (24, 32), (64, 64), (300, 320)])
-def test_the_server_gets_the_next_limit_there_is(rank: int, limit: int) -> None:
-    assert allowed_rank(rank) == limit
-
-
-def test_a_rank_above_all_limits_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="got 600, expected at most 512"):
-        allowed_rank(600)
+def test_an_adapter_of_another_base_of_the_same_shape_is_refused() -> None:
+    own = adapter(base_model_name_or_path="Org/One")
+    for name in ("Org/One", "Mirror/One"):
+        check_servable(own, max_rank=64, base=BASE, identity=BaseIdentity(name, None))
+    with pytest.raises(CheckpointError, match="another base model: got 'Org/One', expected Org/Tw"):
+        check_servable(own, max_rank=64, base=BASE, identity=BaseIdentity("Org/Two", None))
 
 
 def test_the_rank_is_the_largest_of_any_layer() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
 from art_core.engine.answer import Answer, Piece
@@ -10,6 +13,7 @@ from art_core.engine.tokenizer import ByteTokenizer
 from art_core.errors import EngineError
 
 TOKENIZER = ByteTokenizer()
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a":1}}\n</tool_call>'
 
 
@@ -20,11 +24,17 @@ def read(
     portion: int = 1000,
     stop: tuple[str, ...] = (),
     min_tokens: int = 0,
+    tools: Sequence[dict[str, Any]] = TOOLS,
     tool_limit: int | None = None,
 ) -> tuple[Answer, list[Piece]]:
     ids = TOKENIZER.encode(text) + ([257] if end == "stop" else [])
     answer = Answer(
-        TOKENIZER, call_id_prefix="c", stop=stop, min_tokens=min_tokens, tool_limit=tool_limit
+        TOKENIZER,
+        call_id_prefix="c",
+        stop=stop,
+        min_tokens=min_tokens,
+        tools=tools,
+        tool_limit=tool_limit,
     )
     pieces = []
     for start in range(0, len(ids), portion):
@@ -97,7 +107,7 @@ def test_at_the_limit_of_calls_the_answer_ends() -> None:
 
 
 def test_without_tools_a_call_is_text() -> None:
-    answer, _ = read(CALL, tool_limit=0)
+    answer, _ = read(CALL, tools=())
     assert answer.message == {"role": "assistant", "content": CALL}
     assert answer.finish_reason == "stop"
 

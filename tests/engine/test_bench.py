@@ -91,6 +91,29 @@ async def test_work_that_fails_wakes_it_and_the_next_has_its_turn(
     assert not stub.is_asleep
 
 
+async def test_work_that_needs_little_lets_it_answer(bench: OwnBench, stub: StubVllm) -> None:
+    assert await bench.aside(lambda module: module.layers) == 2
+    assert stub.asked == []
+
+
+async def test_where_little_is_too_much_it_sleeps_after_all(
+    bench: OwnBench, stub: StubVllm
+) -> None:
+    tries = []
+
+    def work(module: LoraModel) -> bool:
+        tries.append(stub.is_asleep)
+        if not stub.is_asleep:
+            raise torch.OutOfMemoryError("of the GPU")
+        return True
+
+    assert await bench.aside(work)
+    assert tries == [False, True]
+    with pytest.raises(ZeroDivisionError):
+        await bench.aside(lambda module: 1 // 0)
+    assert stub.asked == ["sleep level=1&mode=wait", "wake", "reset"]
+
+
 # What the canary asks
 
 
@@ -158,10 +181,10 @@ class _Engine:
 async def test_a_stale_step_is_loaded_once_more_and_then_refused(
     tiny_llama: Path, engine: VllmEngine, heals: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = np.linspace(-3, -1, 20)
-    change = np.linspace(-0.2, 0.3, 20)
-    ids = np.arange(21, dtype=np.int32)
-    probe = Probe((ids,), (np.arange(1, 21),), before, before + change)
+    before = np.linspace(-3, -1, 60)
+    change = np.linspace(-0.2, 0.3, 60)
+    ids = np.arange(61, dtype=np.int32)
+    probe = Probe((ids,), (np.arange(1, 61),), before, before + change)
     stale = _Engine(probe, heals)
     bench = OwnBench(LoraModel.load(tiny_llama), engine, sleeps=False, threads=None)
     monkeypatch.setattr(engine, "score", stale.score)

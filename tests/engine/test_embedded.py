@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import openai
 import pytest
 
 pytest.importorskip("torch", reason="art-langgraph[train] is not installed")
@@ -78,6 +79,11 @@ async def test_records_hold_what_was_sampled(house: House, plain: Plain) -> None
         assert (record.model, record.step, record.complete) == ("agent", 1, True)
         assert record.sampling.temperature == 0.8
         assert not record.sampling.distorted
+
+
+async def test_a_bias_is_refused_by_name(house: House, plain: Plain) -> None:
+    with pytest.raises(openai.BadRequestError, match=r"without penalties.*EngineConfig\(kind="):
+        await house.served(plain, 2e-4).chat(logit_bias={"5": 1}, max_tokens=2)
 
 
 async def test_an_answer_under_a_grammar_is_recorded_as_distorted(

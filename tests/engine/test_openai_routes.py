@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from art_core.calls import Sampling
 from art_core.config import SamplingConfig
 from art_core.engine.base import AdapterRef
 from art_core.engine.chat_service import ChatService
@@ -271,6 +272,20 @@ async def test_what_is_not_named_or_null_comes_from_the_model(endpoint: Endpoint
     assert (sampling.temperature, sampling.top_k, sampling.max_tokens) == (0.3, 0, 5)
 
 
+async def test_penalties_and_biases_reach_the_engine_and_the_record(endpoint: Endpoint) -> None:
+    """What they change was not sampled from the policy alone: the trainer recomputes its logprobs,
+    as of every distorted call."""
+    body = await endpoint.chat(
+        presence_penalty=0.5, frequency_penalty=-1, repetition_penalty=1.2, logit_bias={"7": -100}
+    )
+    sampling = endpoint.asked[0].sampling
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -1.0)
+    assert (sampling.repetition_penalty, sampling.logit_bias) == (1.2, ((7, -100.0),))
+    assert sampling.distorted
+    assert endpoint.record(body).sampling == sampling
+    assert Sampling.from_json(body["art_sampling"]) == sampling
+
+
 async def test_unknown_and_harmless_fields_are_ignored(endpoint: Endpoint) -> None:
     await endpoint.chat(
         user="u",
@@ -329,8 +344,10 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({"seed": "x"}, "seed", "an integer"),
     ({"stream": "yes"}, "stream", "'yes'"),
     ({"top_logprobs": 5}, "top_logprobs", "only the sampled token's logprob"),
-    ({"logit_bias": {"1": 2}}, "logit_bias", "not supported"),
-    ({"presence_penalty": 0.5}, "presence_penalty", "not supported"),
+    ({"logit_bias": {"a": 2}}, "logit_bias", "token ids"),
+    ({"logit_bias": {"1": 101}}, "logit_bias", "from -100 to 100"),
+    ({"presence_penalty": 2.5}, "presence_penalty", "-2 <= presence_penalty <= 2"),
+    ({"repetition_penalty": 0}, "repetition_penalty", "0 < repetition_penalty"),
     ({"functions": [{}]}, "functions", "Use `tools`"),
     ({"guided_json": {}, "guided_regex": "a"}, "guided_regex", "Use `response_format`"),
     ({"tools": [{"type": "web_search"}]}, "tools.[0].type", "'web_search'"),

@@ -46,7 +46,7 @@ class Rollout:
     ) -> dict[str, Any]:
         """Sample `ids` after `messages`; the assistant message as the client gets it."""
         record_id = f"r{len(self.records)}"
-        answer = Answer(self.tokenizer, call_id_prefix=f"call_{record_id}", tool_limit=None)
+        answer = Answer(self.tokenizer, call_id_prefix=f"call_{record_id}", tools=TOOLS)
         answer.take(Delta(ids, [-0.5] * len(ids), finish_reason))
         fields: dict[str, Any] = {
             "record_id": record_id,

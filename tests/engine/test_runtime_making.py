@@ -35,8 +35,14 @@ def index(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_made_once_and_found_from_then_on(index: Path, tmp_path: Path) -> None:
+    """By two at once, of which one waits and finds it made."""
     told: list[str] = []
-    made = make_runtime(TOY, home=tmp_path, progress=told.append)
+    with ThreadPoolExecutor(2) as pool:
+        makers = [pool.submit(make_runtime, TOY, home=tmp_path, progress=told.append) for _ in "ab"]
+        made, second = (maker.result() for maker in makers)
+    assert made == second
+    assert any("another process is making" in line for line in told)
+    assert sum(line.startswith("installing") for line in told) == 1
     folder = tmp_path / "vllm" / "toy-0.32.0"
     assert made.python == folder / "bin" / "python"
     assert (made.version, made.torch, made.is_cpu) == ("0.32.0", "2.13.0+cpu", True)
@@ -89,16 +95,6 @@ def test_killed_at_any_moment_it_is_made_by_the_next_try(
     assert not (folder / STAMP).exists()
     wait_for(lambda: not (folder.parent / f".{folder.name}" / "process.json").exists())
     assert make_runtime(TOY, home=tmp_path).version == "0.32.0"
-
-
-def test_two_at_once_take_turns(index: Path, tmp_path: Path) -> None:
-    told: list[str] = []
-    with ThreadPoolExecutor(2) as pool:
-        makers = [pool.submit(make_runtime, TOY, home=tmp_path, progress=told.append) for _ in "ab"]
-        first, second = (maker.result() for maker in makers)
-    assert first == second
-    assert sum(line.startswith("installing") for line in told) == 1
-    assert any("another process is making" in line for line in told)
 
 
 def test_a_torch_for_cuda_is_refused_before_it_is_fetched(

@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from art_core.engine.toolcalls import Event, ToolCall, ToolCallParser, parse_tool_calls
+from art_core.engine.forms.calls import Event, ToolCall
+from art_core.engine.toolcalls import ToolCallParser, parse_tool_calls
 
 
 def hermes(body: str) -> str:

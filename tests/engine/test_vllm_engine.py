@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from art_core.engine.adapter_files import CONFIG, WEIGHTS, write_null_adapter
 from art_core.engine.base import AdapterRef, GenerateRequest
 from art_core.engine.tokenizer import ByteTokenizer
 from art_core.engine.vllm import VllmEngine
-from art_core.engine.vllm_adapters import AdapterShelf
+from art_core.engine.vllm_adapters import AdapterShelf, Loaded
 from art_core.engine.vllm_http import VllmHttp
+from art_core.engine.vllm_wire import sampling_settings
 from art_core.errors import CheckpointError, ContextOverflow, EngineError
 from art_core.sealed import MANIFEST
 from tests.engine.stub_door import ANSWER, StubVllm
@@ -93,6 +95,14 @@ async def test_what_cant_be_asked_is_refused_before(engine: VllmEngine, stub: St
     assert stub.asked == []
 
 
+async def test_penalties_are_vllms_and_ids_of_a_bias_are_numbers_there() -> None:
+    asked = Sampling(presence_penalty=1.0, repetition_penalty=1.5, logit_bias=((7, -3.0),))
+    settings = sampling_settings(asked, eos_ids=[1], room=5)
+    assert (settings["presence_penalty"], settings["frequency_penalty"]) == (1.0, 0.0)
+    assert (settings["repetition_penalty"], settings["logit_bias"]) == (1.5, {7: -3.0})
+    assert sampling_settings(Sampling(), eos_ids=[1], room=5)["logit_bias"] is None
+
+
 # Sleep
 
 
@@ -108,12 +118,47 @@ async def test_a_step_holds_waits_sleeps_works_wakes_and_empties_the_cache(
     async with engine.asleep():
         assert running.done()
         assert stub.is_asleep
+        assert stub.stays_down
         held = asyncio.create_task(collect(engine, request(3)))
         await asyncio.sleep(0.05)
         stub.asked.append("train")
     assert await held == ANSWER
     order = [*("call None", "sleep level=1&mode=wait", "train", "wake", "reset")]
     assert stub.asked == [*order, "load agent@3", "call agent@3"]
+
+
+def start_late(stub: StubVllm) -> None:
+    time.sleep(0.2)
+    stub.start()
+
+
+def start_once_free(stub: StubVllm) -> None:
+    while stub.stays_down:
+        time.sleep(0.01)
+    stub.start()
+
+
+async def test_one_that_dies_asleep_is_started_when_the_gpu_is_free(
+    engine: VllmEngine, stub: StubVllm
+) -> None:
+    """It would take the trainer's memory; afterwards it comes back awake, and calls go on."""
+    async with engine.asleep():
+        stub.stop()
+        assert stub.stays_down
+        back = asyncio.create_task(asyncio.to_thread(start_once_free, stub))
+    await back
+    assert await collect(engine, request(1)) == ANSWER
+
+
+async def test_one_that_is_down_is_waited_for_before_it_sleeps(
+    engine: VllmEngine, stub: StubVllm
+) -> None:
+    stub.stop()
+    back = asyncio.create_task(asyncio.to_thread(start_late, stub))
+    async with engine.asleep():
+        assert stub.is_asleep
+    assert stub.asked[-3:] == ["sleep level=1&mode=wait", "wake", "reset"]
+    await back
 
 
 async def test_work_that_fails_leaves_it_awake(engine: VllmEngine, stub: StubVllm) -> None:
@@ -272,6 +317,44 @@ async def test_an_adapter_that_changed_since_it_was_saved_is_not_served(
     with pytest.raises(CheckpointError, match="with the SHA-256"):
         await collect(engine, request(1))
     assert await collect(engine, request(2)) == ANSWER
+
+
+async def test_an_unloading_that_is_cancelled_is_done_by_the_next(
+    engine: VllmEngine, stub: StubVllm, tmp_path: Path
+) -> None:
+    """Else it would keep its place in vLLM, and its files, for ever."""
+    await collect(engine, request(1))
+    stub.unload_delay = 0.2
+    forgetting = asyncio.create_task(engine.unload_adapter(AdapterRef("agent", 1)))
+    await asyncio.sleep(0.05)
+    forgetting.cancel()
+    await asyncio.gather(forgetting, return_exceptions=True)
+    assert len(list((tmp_path / "shelf").iterdir())) == 1
+    stub.unload_delay = 0.0
+    await collect(engine, request(2))
+    [path] = stub.loaded.values()
+    assert [Path(path)] == list((tmp_path / "shelf").iterdir())
+
+
+async def test_one_that_is_started_again_while_an_adapter_is_read_knows_it(
+    engine: VllmEngine, stub: StubVllm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was loaded into the new process: it is not loaded there a second time, and leaves it."""
+    stage = engine.shelf._stage
+
+    def slow(ref: AdapterRef, path: Path) -> Loaded:
+        staged = stage(ref, path)
+        stub.stop()
+        stub.start()
+        return staged
+
+    monkeypatch.setattr(engine.shelf, "_stage", slow)
+    assert await collect(engine, request(1)) == ANSWER
+    monkeypatch.undo()
+    assert await collect(engine, request(1)) == ANSWER
+    assert stub.asked.count("load agent@1") == 1
+    await engine.unload_adapter(AdapterRef("agent", 1))
+    assert stub.loaded == {}
 
 
 async def test_the_base_model_answers_through_an_adapter_that_changes_nothing(

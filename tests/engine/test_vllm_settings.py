@@ -23,19 +23,12 @@ def test_slots_have_the_next_rank_that_vllm_takes(rank: int, slots: str) -> None
     assert flags(settings)["--max-lora-rank"] == slots
 
 
-def test_parsers_and_sleep_are_asked_for_only_when_set() -> None:
+def test_sleep_is_asked_for_only_when_set_and_parsers_never() -> None:
     plain = VllmSettings(model=MODEL, served_name="m").arguments(5000)
-    assert not {"--enable-auto-tool-choice", "--tool-call-parser", "--enable-sleep-mode"} & {*plain}
-    full = VllmSettings(
-        model=MODEL,
-        served_name="m",
-        tool_parser="hermes",
-        reasoning_parser="qwen3",
-        sleep_mode=True,
-    )
-    assert {"--enable-auto-tool-choice", "--enable-sleep-mode"} <= {*full.arguments(5000)}
-    assert flags(full)["--tool-call-parser"] == "hermes"
-    assert flags(full)["--reasoning-parser"] == "qwen3"
+    assert "--enable-sleep-mode" not in plain
+    assert not [flag for flag in plain if "parser" in flag]
+    full = VllmSettings(model=MODEL, served_name="m", sleep_mode=True)
+    assert "--enable-sleep-mode" in full.arguments(5000)
 
 
 @pytest.mark.parametrize("own", [("--dtype", "half"), ("--dtype=half",)])

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from art_core.engine.chat_template import hermes_chatml
-from art_core.engine.vllm_settings import RANKS
 from art_core.errors import BaseModelError, ConfigError
 from art_core.readiness.chat import check_template
-from art_core.readiness.limits import check_trainable, check_vllm_takes_adapters, served_rank
+from art_core.readiness.limits import RANKS, check_trainable, check_vllm_takes_adapters, served_rank
 from art_core.readiness.model_files import find_model, read_model
 from tests.readiness.models import MODELS, files, folder, shape
 

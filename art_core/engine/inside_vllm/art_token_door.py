@@ -3,8 +3,10 @@
 In: `POST /art/generate`, a JSON head and raw int32 prompt ids. Out: frames of raw ids and float32
 logprobs, and a JSON end that says how the call ended. It stands for itself: vLLM's environment has
 no art_core, so that this folder, not the package, is on its path (`--middleware
-art_token_door.TokenDoor`). Every other path goes on to vLLM. vLLM's own token endpoint needs 163
-bytes of JSON a logprob, which halves what the server can answer; this one needs 8.
+art_token_door.TokenDoor`). Every other path goes on to vLLM, once the key was told: vLLM itself
+asks for it under /v1 alone, and not where it sleeps, or runs what it is told by RPC. vLLM's own
+token endpoint needs 163 bytes of JSON a logprob, which halves what the server can answer; this one
+needs 8.
 """
 
 from __future__ import annotations
@@ -36,28 +38,37 @@ _App = Callable[[_Message, _Receive, _Send], Awaitable[None]]
 
 
 class TokenDoor:
-    """Answers `PATH` from the engine behind the app, and leaves the rest to the app."""
+    """Answers `PATH` from the engine behind the app, and leaves the rest to the app; to those who
+    have the key."""
 
     def __init__(self, app: _App) -> None:
         self._app = app
 
     async def __call__(self, scope: _Message, receive: _Receive, send: _Send) -> None:
-        path = scope.get("path") if scope["type"] == "http" else None
-        if path == "/art/version":
-            await _answer(send, 200, {"door": VERSION})
-        elif path != PATH:
+        if scope["type"] == "lifespan":  # the server's own
             await self._app(scope, receive, send)
         elif not _has_key(scope["headers"]):
-            await _answer(send, 401, {"error": "Unauthorized", "message": "wrong API key or none"})
-        else:
+            await _refuse(scope["type"], send)
+        elif scope["type"] == "http" and scope["path"] == "/art/version":
+            await _answer(send, 200, {"door": VERSION})
+        elif scope["type"] == "http" and scope["path"] == PATH:
             await _serve(scope["app"].state, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
 
 def _has_key(headers: list[tuple[bytes, bytes]]) -> bool:
-    """The door stands before vLLM's own check, and asks for the same key."""
+    """The key is the one that vLLM has; every user of the machine can reach its port."""
     key = os.environ.get("VLLM_API_KEY")
     told = dict(headers).get(b"authorization", b"")
     return not key or hmac.compare_digest(told, b"Bearer " + key.encode())
+
+
+async def _refuse(kind: str, send: _Send) -> None:
+    if kind == "websocket":
+        await send({"type": "websocket.close", "code": 1008})
+    else:
+        await _answer(send, 401, {"error": "Unauthorized", "message": "wrong API key or none"})
 
 
 async def _serve(state: Any, receive: _Receive, send: _Send) -> None:
@@ -110,6 +121,8 @@ async def _frames(state: Any, body: bytes) -> AsyncIterator[bytes]:
     settings = head["sampling"]
     if (lark := settings.pop("grammar", None)) is not None:
         settings["structured_outputs"] = StructuredOutputsParams(grammar=lark)
+    if (bias := settings.get("logit_bias")) is not None:  # the keys of JSON are texts
+        settings["logit_bias"] = {int(token): value for token, value in bias.items()}
     kind = RequestOutputKind.DELTA if head["stream"] else RequestOutputKind.FINAL_ONLY
     params = SamplingParams(output_kind=kind, detokenize=False, flat_logprobs=True, **settings)
     outputs = state.engine_client.generate(

@@ -1,0 +1,122 @@
+"""Calls with a tag for each argument, as Qwen3-Coder and Qwen3.5 write them.
+
+`<tool_call><function=look><parameter=city>Oslo</parameter></function></tool_call>`, in lines of
+their own. In: the text after `<tool_call>`, and the tools' schemas. Out: calls whose values are
+typed by the schema: a value is text there, and 7 may be a number or a string.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from art_core.engine.forms.calls import Read, ToolCall, Tools, written
+from art_core.engine.messages import strict_loads
+
+_HEAD = re.compile(r"\s*<function=([^<>\s]+)>\s*")
+_OPENING = "<function="
+_PARAMETER = re.compile(r"\s*<parameter=([^<>\s]+)>\n?")
+_VALUE_END = re.compile(r"\n?</parameter>\s*(?=<parameter=|</function>)")
+"""A closing tag in a value, case 049, is one that neither a parameter nor the end follows."""
+_END = re.compile(r"\s*</function>\s*</tool_call>")
+_LONGEST_END = 64
+"""Letters before the end of what was searched that are looked at again."""
+
+
+class XmlBlock:
+    """One call."""
+
+    def __init__(self, mark: str, tools: Tools) -> None:
+        self._mark, self._tools = mark, tools
+        self._name = ""
+        self._at = self._searched = 0
+        self._key: str | None = None
+        self._values: dict[str, str] = {}
+
+    def read(self, text: str, *, is_last: bool) -> Read | None:
+        """As `Block.read`."""
+        broken = Read(self._mark, 0, is_over=True)
+        if not self._name:
+            head = _HEAD.match(text)
+            if head is None:
+                return None if _may_open(text) and not is_last else broken
+            self._name, self._at = head[1], head.end()
+        while self._value(text) or self._parameter(text):
+            pass
+        if self._key is None:
+            if end := _END.match(text, self._at):
+                return Read(self._call(), end.end(), is_over=True)
+            if not _may_go_on(text[self._at :]):
+                return broken
+        return broken if is_last else None
+
+    def _parameter(self, text: str) -> bool:
+        """Go into the next parameter, if it is here."""
+        found = None if self._key is not None else _PARAMETER.match(text, self._at)
+        if found is None or found.end() == len(text):  # a line break may come
+            return False
+        self._key, self._at = found[1], found.end()
+        self._searched = max(self._at - 1, 0)
+        return True
+
+    def _value(self, text: str) -> bool:
+        """Go behind the value that is being read, if it is whole."""
+        if self._key is None:
+            return False
+        found = _VALUE_END.search(text, max(self._at, self._searched - _LONGEST_END))
+        self._searched = len(text)
+        if found is None:
+            return False
+        self._values[self._key] = text[self._at : found.start()]
+        self._key, self._at = None, found.end()
+        return True
+
+    def _call(self) -> ToolCall:
+        properties = (self._tools.get(self._name) or {}).get("properties") or {}
+        typed = {key: _typed(text, properties.get(key)) for key, text in self._values.items()}
+        return ToolCall(self._name, written(typed))
+
+
+def _may_open(text: str) -> bool:
+    """True if `text` may become the head of a call with more text."""
+    text = text.lstrip()
+    return _OPENING.startswith(text) or bool(re.fullmatch(r"<function=[^<>\s]*", text))
+
+
+def _may_go_on(rest: str) -> bool:
+    """True if `rest` may become a parameter or the end with more text."""
+    rest = rest.lstrip()
+    if rest.startswith("<parameter="):
+        return bool(re.fullmatch(r"<parameter=[^<>\s]*>?\n?", rest))
+    if rest.startswith("</function>"):
+        return "</tool_call>".startswith(rest.removeprefix("</function>").lstrip())
+    return "<parameter=".startswith(rest) or "</function>".startswith(rest)
+
+
+def _typed(text: str, schema: Any) -> Any:
+    """A value as the schema has it; as text where it fits nothing else."""
+    kinds = _kinds(schema)
+    if "string" in kinds and not (text == "null" and "null" in kinds):
+        return text
+    try:
+        value = strict_loads(text)
+    except ValueError:
+        spelled = {"True": True, "False": False, "None": None}  # as the templates write them
+        return spelled.get(text, text)
+    return value
+
+
+def _kinds(schema: Any) -> set[str]:
+    """JSON types that a value may have; "string" where the schema does not say."""
+    if not isinstance(schema, Mapping):
+        return {"string"} if schema is None else set()
+    listed = schema.get("type")
+    kinds = set(listed) if isinstance(listed, list) else {listed} if listed else set()
+    for several in ("anyOf", "oneOf"):
+        for one in schema.get(several) or ():
+            kinds |= _kinds(one)
+    values = schema.get("enum") or ([schema["const"]] if "const" in schema else [])
+    if not kinds and values:
+        kinds = {"string" if isinstance(value, str) else "other" for value in values}
+    return kinds or {"other"}
