@@ -17,7 +17,7 @@ from art_core.calls import Ids, Logprobs
 from art_core.engine.base import Tokenizer
 
 MODEL = "agent"
-_WORDS = tuple(
+WORDS = tuple(
     """
     order refund parcel status weather street customer invoice search result page row value total
     date number found missing paid open closed the of and to in for with from not yet answer tool
@@ -134,4 +134,4 @@ def _end(tokenizer: Tokenizer) -> list[int]:
 
 def _text(rng: np.random.Generator, low: int, high: int | None = None) -> str:
     words = low if high is None else int(rng.integers(low, high))
-    return " ".join(_WORDS[i] for i in rng.integers(0, len(_WORDS), words))
+    return " ".join(WORDS[i] for i in rng.integers(0, len(WORDS), words))

@@ -30,7 +30,7 @@ import torch
 
 from art_core.engine.base import AdapterRef
 from art_core.records import TokenRecord
-from benchmarks.agent_load import _WORDS
+from benchmarks.agent_load import WORDS
 from benchmarks.comparison import MIN_REPEATS, Comparison, machine
 from benchmarks.served_model import DEFAULT, NAME, House, served
 
@@ -164,7 +164,7 @@ async def _streamed(
 
 
 def _words(rng: random.Random, count: int) -> str:
-    return " ".join(rng.choices(_WORDS, k=count))
+    return " ".join(rng.choices(WORDS, k=count))
 
 
 # --- measuring

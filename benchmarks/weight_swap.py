@@ -6,7 +6,7 @@ is seen. Peer: as ART does it: saved, vLLM put to sleep and woken, half a second
 `/v1/load_lora_adapter` from disk, to the first token of a direct call.
 Gate: no call breaks off; every call says which step answered it, and vLLM's logprobs under that
 step are those that the call was sampled with, which those under the step before are not.
-Unit: milliseconds a swap, the 95th percentile.
+Unit: milliseconds a swap: the 95th percentile of ours, the median of the peer's.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ class Stream:
 # --- calls that go on meanwhile, in a process of their own
 
 
-def keep_busy(pipe: Connection, url: str, streams: int, tokens: int, sampled: int) -> None:
+def keep_busy(pipe: Connection, url: str, streams: int, tokens: int, streamed: int) -> None:
     """Keep `streams` calls of `tokens` tokens going until told to stop; then tell what was seen.
 
     Args:
-        sampled: so many of them are streamed.
+        streamed: so many of them are streamed.
     """
-    pipe.send(asyncio.run(_keep_busy(pipe, url, streams, tokens, sampled)))
+    pipe.send(asyncio.run(_keep_busy(pipe, url, streams, tokens, streamed)))
 
 
 async def _keep_busy(
-    pipe: Connection, url: str, streams: int, tokens: int, sampled: int
+    pipe: Connection, url: str, streams: int, tokens: int, streamed: int
 ) -> list[Stream]:
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(limits=limits, timeout=600.0) as client:
@@ -74,7 +74,7 @@ async def _keep_busy(
         async def one(number: int) -> None:
             first = tokens * (number + 1) // streams  # they do not all end at once
             while not pipe.poll():
-                body = _body(NAME, first, stream=number < sampled)
+                body = _body(NAME, first, stream=number < streamed)
                 done.append(await _watched(client, url, body, {}))
                 first = tokens
 
