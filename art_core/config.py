@@ -174,6 +174,9 @@ class TrainConfig(_Config):
     """Optimizer steps a train call makes over its groups."""
     max_tokens_per_row: int = Field(4096, ge=16)
     """Positions computed at once; bounds the memory of a step."""
+    beyond_memory: Literal["refuse", "try"] = "refuse"
+    """A step that by the estimate (`art-langgraph doctor` gives it too) can't fit in memory: it is
+    refused before anything is computed, or tried all the same."""
     too_long: Literal["error", "drop", "cut"] = "error"
     """What becomes of a call with more positions than a row may have, or than the model can read:
     the step is refused; it is left out; or its sample is cut to what fits, and left out where
@@ -237,6 +240,8 @@ class TrainSFTConfig(_Config):
     weight_decay: float = Field(0.0, ge=0.0)
     max_tokens_per_row: int = Field(4096, ge=16)
     """Positions computed at once, unless one answer alone needs more."""
+    beyond_memory: Literal["refuse", "try"] = "refuse"
+    """As in `TrainConfig`."""
     max_nonfinite_steps: int = Field(3, ge=1)
     """As in `TrainConfig`. A call that has one such optimizer step learns nothing."""
 

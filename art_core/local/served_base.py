@@ -118,7 +118,7 @@ def _runtime(config: EngineConfig) -> VllmRuntime | None:
 def _embedded(name: str, path: Path, config: EngineConfig) -> tuple[LoraModel, Engine, Bench]:
     model = LoraModel.load(path)
     engine = EmbeddedEngine(model, HFTokenizer(path), base_model=name, config=config)
-    return model, engine, EmbeddedBench(engine)
+    return model, engine, EmbeddedBench(engine, cached=config.cache_tokens)
 
 
 def _vllm(

@@ -16,12 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from art_core.nn import rotary
+from art_core.nn.copying import KINDS
 from art_core.nn.linear import packed
 from art_core.nn.product import Factors, Gate, Norm, Nothing, Product, apply
 from art_core.nn.rows import Row, Score
 
-KINDS = ("Llama", "Mistral", "Qwen2", "Qwen3")
-"""Decoders that are built so: what their class names in transformers begin with."""
 _ATTENTION = ("q_proj", "k_proj", "v_proj")
 _MLP = ("gate_proj", "up_proj")
 _PACKED_FOR = 64

@@ -183,6 +183,20 @@ class LoraModel:
     def dtype(self) -> torch.dtype:
         return self._head.weight.dtype
 
+    @property
+    def base_bytes(self) -> int:
+        """What the base model's weights take."""
+        whole = {p.data_ptr(): p.numel() * p.element_size() for p in self._causal.parameters()}
+        adapters = {
+            p.data_ptr() for name in self.adapters() for _, p in self._named_parameters(name)
+        }
+        return sum(size for place, size in whole.items() if place not in adapters)
+
+    @property
+    def copied_bytes(self) -> int:
+        """What a copy of the weights takes that a step computes with; 0: it takes none."""
+        return self._merging.bytes_to_learn
+
     def hidden(self, ids: Tensor, depth: Tensor, row: rows.Row) -> Tensor:
         """ids, depth: [N] -> hidden states [N, H] under the active adapter.
 
