@@ -318,7 +318,7 @@ class LiveRun:
             samples: what it learns from.
         """
         step = self.step + 1
-        begun = time.perf_counter()
+        begun = ended = time.perf_counter()
         stop, phases = self._stop, Phases()
         places = _marked(self.bookmarks, self._bookmark)
 
@@ -358,7 +358,6 @@ class LiveRun:
             ended = time.perf_counter()
             return metrics, path, probe
 
-        ended = begun
         self.base.service.gate.hold()
         try:
             metrics, path, probe = await self.base.bench.exclusive(learn)

@@ -49,7 +49,7 @@ class Merging:
         if not self._is_possible:
             return 0
         head = self._causal.get_output_embeddings().weight  # stays as it is while one learns
-        return copied_bytes(self._causal) - head.numel() * head.element_size()
+        return copied_bytes(self._causal) - int(head.numel() * head.element_size())
 
     @property
     def head(self) -> Tensor | None:

@@ -82,6 +82,26 @@ def set_moments(
     optimizer.state.update(state)
 
 
+def put_back(
+    optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], moments: dict[str, Tensor]
+) -> None:
+    """Have the optimizer's state be what `moments` was copied from; they stay the caller's.
+
+    In place where that can be: an undone step may have been undone for want of memory.
+    """
+    held = {
+        f"{i}.{key}": value
+        for i, parameter in enumerate(parameters)
+        for key, value in optimizer.state.get(parameter, {}).items()
+        if isinstance(value, Tensor)
+    }
+    if held.keys() != moments.keys():
+        own = dict(zip(moments, copies(list(moments.values())), strict=True))
+        set_moments(optimizer, parameters, own)
+    elif held:
+        torch._foreach_copy_(list(held.values()), [moments[key] for key in held])
+
+
 def write_state(folder: Path, state: TrainerState, moments: dict[str, Tensor]) -> None:
     """Write both files into `folder`."""
     from safetensors.torch import save_file

@@ -13,9 +13,16 @@ import torch
 
 from art_core.errors import TrainingError
 
-_SIGNS = ("DefaultCPUAllocator", "CUBLAS_STATUS_ALLOC_FAILED", "bad_alloc", "CUDA out of memory")
+_SIGNS = (
+    "DefaultCPUAllocator",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "bad_alloc",
+    "CUDA out of memory",
+    "could not create a primitive",
+    "could not create a memory",
+)
 """In the text of errors that have no class of their own: torch's on a processor, cuBLAS', C++'s,
-and those of a kernel that was compiled."""
+those of a compiled kernel, and oneDNN's, which says no more than that."""
 
 
 @dataclass(frozen=True)

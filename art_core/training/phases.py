@@ -61,4 +61,4 @@ def _between(begun: Mark, ended: Mark) -> float:
         assert isinstance(ended, float)
         return ended - begun
     ended.synchronize()
-    return begun.elapsed_time(ended) / 1000
+    return float(begun.elapsed_time(ended)) / 1000

@@ -36,6 +36,7 @@ from art_core.training.moments import (
     TrainerState,
     copies,
     get_moments,
+    put_back,
     read_state,
     set_moments,
     write_state,
@@ -268,9 +269,8 @@ class Trainer:
                 weights, moments = before.tensors
                 with torch.no_grad():
                     torch._foreach_copy_(self._parameters, weights)
-                own = dict(zip(moments, copies(list(moments.values())), strict=True))
-                set_moments(self._optimizer, self._parameters, own)
-                del weights, moments, own  # an error keeps this frame alive
+                    put_back(self._optimizer, self._parameters, moments)
+                del weights, moments  # an error keeps this frame alive
             self._state = before.state
             if isinstance(error, RuntimeError | MemoryError | ARTError):
                 traceback.clear_frames(error.__traceback__)  # they hold the tensors of the step
