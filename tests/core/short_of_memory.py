@@ -63,14 +63,14 @@ def limit(spare: int | None) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (size, resource.RLIM_INFINITY))
 
 
-def fill(hog: list[bytearray]) -> None:
-    """Take all the memory that there is, but a megabyte for small things."""
+def fill(hog: list[bytearray], spare: int = 2**20) -> None:
+    """Take all the memory that there is, but for so many bytes."""
     limit(0)
     while True:
         try:
             hog.append(bytearray(2**15))
         except MemoryError:
-            del hog[-32:]
+            del hog[-(spare // 2**15) :]
             return
 
 
@@ -103,15 +103,19 @@ def halved(base: Path, step: Step) -> dict[str, Any]:
 
 
 def in_the_middle(base: Path) -> dict[str, Any]:
-    """The limit comes after two rows of several, for half a row; it goes with the first row that is
-    through under it."""
+    """Memory is filled after two rows of several, but for 0.7 of a row; it is free again when the
+    first row under it is through."""
     calm, short = tiny_policy(base), tiny_policy(base)
-    step, told = policy(ROWS), list[int]()
+    step, told, hog = policy(ROWS), list[int](), list[bytearray]()
     needed = taken(step, Trainer(calm, NAME, seed=0))
 
     def tell(done: int, total: int) -> None:
         told.append(done)
-        limit(needed // 2 if len(told) == 2 else None)
+        if len(told) == 2:
+            fill(hog, int(0.7 * needed))
+        else:
+            hog.clear()
+            limit(None)
 
     figures = step(Trainer(short, NAME, seed=0), tell)
     return {"told": told, "worst": worst(short, calm), **figures}
