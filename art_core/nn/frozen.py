@@ -1,0 +1,102 @@
+"""The frozen weights of linear layers, as a product on a GPU wants them.
+
+In: layers that read the same input: torch's own, or bitsandbytes' of 4 bits (NF4, QLoRA). Out: one
+matrix for all of them. Dense weights are laid together once, in place. Weights of 4 bits stay as
+they are and are made dense for as long as one product takes: at most one matrix at a time exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+
+class Frozen(Protocol):
+    """Weights below each other."""
+
+    is_packed: bool
+    """Making them dense takes memory, so nobody may hold on to what `dense` gave."""
+
+    def dense(self) -> Tensor:
+        """[o, i], in the dtype of the layers' products."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Dense:
+    """Weights as they are."""
+
+    weight: Tensor
+    is_packed = False
+
+    def dense(self) -> Tensor:
+        return self.weight
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """Weights of 4 bits, each with scales of its own."""
+
+    layers: Sequence[Any]
+    """bitsandbytes' `Linear4bit`."""
+    is_packed = True
+
+    def dense(self) -> Tensor:
+        first = self.layers[0]
+        outputs = sum(layer.out_features for layer in self.layers)
+        found = torch.empty(
+            outputs, first.in_features, dtype=dtype_of(first), device=first.weight.device
+        )
+        parts = found.split([layer.out_features for layer in self.layers])
+        for layer, part in zip(self.layers, parts, strict=True):
+            _unpack(layer.weight, part)
+        return found
+
+
+def is_linear(layer: object) -> bool:
+    """Whether it is a layer whose weight `frozen` can give."""
+    return type(layer) is nn.Linear or is_four_bit(layer)
+
+
+def is_four_bit(layer: object) -> bool:
+    """Told without importing bitsandbytes, which may not be there."""
+    kind = type(layer)
+    return kind.__name__ == "Linear4bit" and kind.__module__.startswith("bitsandbytes.")
+
+
+def dtype_of(layer: Any) -> torch.dtype:
+    """Of a layer's products."""
+    return layer.weight.quant_state.dtype if is_four_bit(layer) else layer.weight.dtype  # type: ignore[no-any-return]  # bitsandbytes' own
+
+
+def frozen(layer: Any) -> Frozen:
+    """The weight of one layer."""
+    return Packed([layer]) if is_four_bit(layer) else Dense(layer.weight)
+
+
+def laid_together(layers: Sequence[Any]) -> Frozen | None:
+    """The weights of all, which keep working: dense ones become parts of the joined one, so no
+    memory is lost. None where they are of two kinds."""
+    if all(is_four_bit(layer) for layer in layers):
+        return Packed(layers)
+    if any(type(layer) is not nn.Linear for layer in layers):
+        return None
+    weight = torch.cat([layer.weight.detach() for layer in layers])
+    parts = weight.split([layer.out_features for layer in layers])
+    for layer, part in zip(layers, parts, strict=True):
+        layer.weight.data = part
+    return Dense(weight)
+
+
+def _unpack(packed: Any, place: Tensor) -> None:
+    """Write a weight of 4 bits out into `place` [o, i]."""
+    from bitsandbytes.functional import dequantize_4bit
+
+    if place.device.type == "cuda":
+        dequantize_4bit(packed.data, packed.quant_state, out=place)
+    else:  # bitsandbytes writes into a given place on a GPU only
+        place.copy_(dequantize_4bit(packed.data, packed.quant_state))
