@@ -94,7 +94,9 @@ class LiveRun:
         def load(module: LoraModel) -> tuple[Trainer, int]:
             module.create_adapter(adapter, settings.lora, seed=settings.seed)
             try:
-                trainer = Trainer(module, adapter, seed=settings.seed)
+                trainer = Trainer(
+                    module, adapter, seed=settings.seed, optimizer=settings.trainer.optimizer
+                )
                 step = 0
                 if found is None:
                     checkpoints.save(folder, 0, trainer.save)

@@ -21,8 +21,8 @@ class Frozen(Protocol):
     is_packed: bool
     """Making them dense takes memory, so nobody may hold on to what `dense` gave."""
 
-    def dense(self) -> Tensor:
-        """[o, i], in the dtype of the layers' products."""
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        """[o, i], in the dtype of what it is multiplied with."""
         ...
 
 
@@ -33,7 +33,7 @@ class Dense:
     weight: Tensor
     is_packed = False
 
-    def dense(self) -> Tensor:
+    def dense(self, dtype: torch.dtype) -> Tensor:
         return self.weight
 
 
@@ -45,16 +45,15 @@ class Packed:
     """bitsandbytes' `Linear4bit`."""
     is_packed = True
 
-    def dense(self) -> Tensor:
+    def dense(self, dtype: torch.dtype) -> Tensor:
         first = self.layers[0]
         outputs = sum(layer.out_features for layer in self.layers)
-        found = torch.empty(
-            outputs, first.in_features, dtype=dtype_of(first), device=first.weight.device
-        )
+        made = first.weight.quant_state.dtype  # what it was packed from
+        found = torch.empty(outputs, first.in_features, dtype=made, device=first.weight.device)
         parts = found.split([layer.out_features for layer in self.layers])
         for layer, part in zip(self.layers, parts, strict=True):
             _unpack(layer.weight, part)
-        return found
+        return found.to(dtype)
 
 
 def is_linear(layer: object) -> bool:
@@ -66,11 +65,6 @@ def is_four_bit(layer: object) -> bool:
     """Told without importing bitsandbytes, which may not be there."""
     kind = type(layer)
     return kind.__name__ == "Linear4bit" and kind.__module__.startswith("bitsandbytes.")
-
-
-def dtype_of(layer: Any) -> torch.dtype:
-    """Of a layer's products."""
-    return layer.weight.quant_state.dtype if is_four_bit(layer) else layer.weight.dtype  # type: ignore[no-any-return]  # bitsandbytes' own
 
 
 def frozen(layer: Any) -> Frozen:

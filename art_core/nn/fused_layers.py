@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from art_core.nn import fused_lora, rows
-from art_core.nn.frozen import dtype_of, is_linear
+from art_core.nn.frozen import is_linear
 from art_core.nn.fused_norm import epsilon, is_like_rms_norm
 from art_core.nn.tree_row import TreeRow
 from art_core.nn.trees import decoder
@@ -58,7 +58,7 @@ def replace(
         if angles is not None and _is_attention(block):
             found += _swap(block, attend, prepare, lambda b: _try_attention(b, angles))
         elif _is_gated(block):
-            found += _swap(block, feed, prepare, _try_gated)
+            found += _swap(block, feed, prepare, lambda b: _try_gated(b, causal.dtype))
     return found
 
 
@@ -201,12 +201,12 @@ def _feed(self: Any, x: Tensor) -> Tensor:
     return out.view(x.shape)
 
 
-def _noise(layer: Any) -> Tensor:
+def _noise(layer: Any, dtype: torch.dtype) -> Tensor:
     """Something for `layer` to read."""
     device = layer.weight.device
     generator = torch.Generator(device).manual_seed(0)
     shape = (1, len(_ROW.depth), layer.in_features)
-    return torch.randn(shape, generator=generator, device=device).to(dtype_of(layer))
+    return torch.randn(shape, generator=generator, device=device).to(dtype)
 
 
 def _angles(causal: Any) -> tuple[Tensor, Tensor] | None:
@@ -222,7 +222,7 @@ def _angles(causal: Any) -> tuple[Tensor, Tensor] | None:
 
 def _try_attention(block: Any, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
     """What the block asks the row, rotated, and what it gives."""
-    hidden, row = _noise(block.q_proj), _Witness()
+    hidden, row = _noise(block.q_proj, angles[0].dtype), _Witness()
     out = block(hidden_states=hidden, position_embeddings=angles, attention_mask=None, art_row=row)
     return (*row.asked, out[0])
 
@@ -237,5 +237,5 @@ class _Witness:
         return _ROW.in_rectangles(q, k, v, score)
 
 
-def _try_gated(block: Any) -> tuple[Tensor, ...]:
-    return (block(_noise(block.gate_proj)),)
+def _try_gated(block: Any, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    return (block(_noise(block.gate_proj, dtype)),)

@@ -62,7 +62,7 @@ def apply(together: Together, layers: Sequence[nn.Module], x: Tensor) -> Tensor:
     if any(part is _OTHER for part in found) or (not adapters and together.weight.is_packed):
         return torch.cat([layer(x) for layer in layers], dim=-1)
     if not adapters:
-        return nn.functional.linear(x, together.weight.dense(), together.bias)
+        return nn.functional.linear(x, together.weight.dense(x.dtype), together.bias)
     places, start = [], 0
     for width, part in zip(together.widths, found, strict=True):
         if isinstance(part, _Adapter):
@@ -183,7 +183,7 @@ class _Lora(torch.autograd.Function):
     ) -> Tensor:
         low_a = torch.cat(leaves[::2]).to(x.dtype)
         narrow = x @ low_a.t()
-        out = nn.functional.linear(x, weight.dense(), bias)
+        out = nn.functional.linear(x, weight.dense(x.dtype), bias)
         low_b = _diagonal(places, leaves[1::2], out.shape[1], x.dtype)
         out.addmm_(narrow, low_b.t())
         ctx.save_for_backward(x, low_a, low_b, narrow)
@@ -196,7 +196,7 @@ class _Lora(torch.autograd.Function):
         through = grad @ low_b
         dx = None
         if ctx.needs_input_grad[0]:
-            dx = (grad @ ctx.weight.dense()).addmm_(through, low_a)
+            dx = (grad @ ctx.weight.dense(grad.dtype)).addmm_(through, low_a)
         da, db = _exact(through.t(), x), _exact(grad.t(), narrow)
         leaves: list[Tensor] = []
         row = 0

@@ -38,6 +38,7 @@ from art_core.training.moments import (
     set_moments,
     write_state,
 )
+from art_core.training.optimizer import Kind, make_optimizer
 from art_core.training.out_of_memory import OutOfMemory, free, is_out_of_memory
 from art_core.training.rows import rows_for
 from art_core.training.watch import OnProgress, Watch, Work
@@ -57,9 +58,15 @@ class Trainer:
 
     Args:
         seed: of the order in which trajectories are dealt to minibatches.
+        optimizer: see `TrainerConfig.optimizer`.
+
+    Raises:
+        ConfigError: that optimizer can't be had here.
     """
 
-    def __init__(self, model: LoraModel, name: str, *, seed: int) -> None:
+    def __init__(
+        self, model: LoraModel, name: str, *, seed: int, optimizer: Kind = "adamw"
+    ) -> None:
         self._model = model
         self._name = name
         self._state = TrainerState(updates=0, seed=seed)
@@ -67,10 +74,7 @@ class Trainer:
             self._parameters = parameters
         self._names = list(model.adapter_weights(name))
         self._befores: list[_Before] = []
-        on_gpu = model.device.type == "cuda"
-        self._optimizer = torch.optim.AdamW(
-            self._parameters, lr=0.0, fused=True if on_gpu else None
-        )
+        self._optimizer = make_optimizer(parameters, optimizer)
 
     @property
     def running(self) -> float:
