@@ -28,6 +28,7 @@ from art_core.config import TrainConfig
 from art_core.nn.lora import LoraModel
 from benchmarks.comparison import MIN_REPEATS, Comparison, compare_seconds
 from benchmarks.gpu_update import NAME, SHAPES, Ours, build, draw, peak, timed
+from benchmarks.unsloth_peer import DONE
 
 GOALS = {
     "plain": "ratio >= 1.2",
@@ -41,7 +42,7 @@ GIB = 2**30
 
 
 class Unsloth:
-    """The peer's process."""
+    """The peer's process; it loads while we do, and waits for the adapter."""
 
     def __init__(self, folder: Path, args: argparse.Namespace) -> None:
         command = [sys.executable, "-m", "benchmarks.unsloth_peer", str(folder)]
@@ -50,7 +51,6 @@ class Unsloth:
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        self.started = self._read()["ready"]
 
     def ask(self, **request: Any) -> dict[str, Any]:
         """One answer."""
@@ -126,9 +126,7 @@ def profiled(ours: Ours, load: str, scale: int) -> None:
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
         ours.update(samples)
         torch.cuda.synchronize()
-    rows = [
-        e for e in seen.key_averages() if e.self_device_time_total and not e.key.startswith("aten")
-    ]
+    rows = [e for e in seen.key_averages() if e.device_type.name == "CUDA"]
     rows.sort(key=lambda e: -e.self_device_time_total)
     total = sum(e.self_device_time_total for e in rows)
     print(json.dumps({"gpu_ms": round(total / 1e3, 1)}))
@@ -187,7 +185,6 @@ def beside(ours: Ours, peer: Unsloth, load: str, args: argparse.Namespace, work:
         "peer_tok_s": round(tokens / b),
         "our_peak_gb": round(memory, 2),
         "peer_peak_gb": round(max(peaks), 2),
-        "peer_start_s": round(peer.started, 1),
         **{key: round(value, 6) for key, value in seen.items()},
     }
     print(json.dumps(details))
@@ -226,6 +223,8 @@ def main() -> None:
         if not (work / "config.json").exists():
             write_model(args.shape, work)
         held = hold(args.card)
+        (work / "adapter" / DONE).unlink(missing_ok=True)
+        peer = None if args.alone or args.profile else Unsloth(work, args)
         began = time.perf_counter()
         model = LoraModel.load(
             work,
@@ -243,19 +242,16 @@ def main() -> None:
         config = TrainConfig(learning_rate=1e-5, max_tokens_per_row=args.row)
         ours = Ours(model, config, optimizer=args.optimizer)
         ours.model.save_adapter(NAME, work / "adapter")
+        (work / "adapter" / DONE).touch()
         if args.profile:
             ours.update(draw(args.load[0], args.scale, model.vocab_size, seed=1))
             profiled(ours, args.load[0], args.scale)
-            return
-        if args.alone:
+        elif peer is None:
             for load in args.load:
                 alone(ours, load, args, held.numel())
-            return
-        peer = Unsloth(work, args)
-        try:
+        else:
             for load in args.load:
                 beside(ours, peer, load, args, work)
-        finally:
             peer.close()
 
 

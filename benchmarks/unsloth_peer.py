@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+DONE = "done"
+"""A file beside the adapter once it is whole."""
 CHECKPOINTING: dict[str, Any] = {"none": False, "torch": True, "unsloth": "unsloth"}
 
 
@@ -44,6 +46,8 @@ class Peer:
             target_modules=list(MODULES),
             use_gradient_checkpointing=CHECKPOINTING[checkpointing],
         )
+        while not (folder / "adapter" / DONE).exists():
+            time.sleep(0.1)
         weights = load_file(folder / "adapter" / "adapter_model.safetensors")
         set_peft_model_state_dict(self.model, weights)
         self.model.train()
@@ -116,11 +120,9 @@ def main() -> None:
     parser.add_argument("--checkpointing", choices=sorted(CHECKPOINTING), default="none")
     args = parser.parse_args()
     out, sys.stdout = sys.stdout, sys.stderr  # Unsloth greets
-    began = time.perf_counter()
     import unsloth  # noqa: F401 - before everything that it changes
 
     peer = Peer(args.folder, args.length, four_bit=args.four_bit, checkpointing=args.checkpointing)
-    print(json.dumps({"ready": time.perf_counter() - began}), file=out, flush=True)
     for line in sys.stdin:
         print(json.dumps(answer(peer, json.loads(line))), file=out, flush=True)
 

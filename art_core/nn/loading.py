@@ -34,7 +34,9 @@ def load_causal(
         _check_bitsandbytes()
         how = {"quantization_config": _nf4(dtype), "device_map": {"": device}}
     try:
-        base = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True, **how)
+        base: Any = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, local_files_only=True, **how
+        )
     except (OSError, ValueError, KeyError) as error:
         raise BaseModelError(
             f"base model can't be loaded ({error})",

@@ -83,7 +83,9 @@ def truth(model: LoraModel, base: Path, adapter: Path, dtype: torch.dtype) -> An
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    twin = AutoModelForCausalLM.from_pretrained(base, dtype=model.dtype, attn_implementation="sdpa")
+    twin: Any = AutoModelForCausalLM.from_pretrained(
+        base, dtype=model.dtype, attn_implementation="sdpa"
+    )
     twin = twin.to(dtype=dtype, device=model.device)
     modules = dict(twin.named_modules())
     for name, layer in model._causal.named_modules():
