@@ -40,6 +40,8 @@ class ServedBase:
 
     base_model: str
     """The name it is served under."""
+    trainer: TrainerConfig
+    """How it was loaded."""
     model: LoraModel
     """Owned by the bench; its sizes may be read from anywhere."""
     bench: Bench
@@ -73,7 +75,7 @@ class ServedBase:
                 asyncio.run(engine.close())
             store.close()
             raise
-        return cls(name, model, bench, engine, service, server)
+        return cls(name, config.trainer, model, bench, engine, service, server)
 
     async def close(self) -> None:
         """Stop answering: first the endpoint, then what stands behind it."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from art_core.errors import BaseModelError
+from art_core.errors import BaseModelError, ConfigError
 
 
 def load_causal(
@@ -25,7 +25,8 @@ def load_causal(
         dtype: of the weights, and with `four_bit` of what is computed with them.
 
     Raises:
-        BaseModelError: it can't be loaded, or bitsandbytes is asked for and is not there.
+        BaseModelError: it can't be loaded.
+        ConfigError: 4 bits are asked for without bitsandbytes.
     """
     from transformers import AutoModelForCausalLM
 
@@ -60,8 +61,8 @@ def _nf4(dtype: torch.dtype) -> Any:
 
 def _check_bitsandbytes() -> None:
     if find_spec("bitsandbytes") is None:
-        raise BaseModelError(
-            "weights of 4 bits need bitsandbytes",
+        raise ConfigError(
+            "weights in 4 bits need bitsandbytes",
             got="it is not installed",
             fix="Run: pip install 'art-langgraph[gpu]'; or set TrainerConfig(load_in_4bit=False).",
         )

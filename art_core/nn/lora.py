@@ -97,7 +97,7 @@ class LoraModel:
 
         Raises:
             BaseModelError: it can't be loaded, or makes its logits in a way that is not known.
-            ConfigError: Unsloth's layers are asked for, and can't be had here.
+            ConfigError: 4 bits or Unsloth's layers are asked for, and can't be had here.
         """
         base = load_causal(path, dtype=dtype, device=device, four_bit=four_bit)
         return cls(base, path, layers=layers)
