@@ -96,18 +96,20 @@ def answer(peer: Peer, request: dict[str, Any]) -> dict[str, Any]:
     from benchmarks.gpu_update import draw
 
     samples = draw(request["load"], request["scale"], request["vocab"], request["seed"])
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    began = time.perf_counter()
     if request["do"] == "gradient":
         logprobs = peer.backward(samples)
         grads = {name: p.grad.float().contiguous() for name, p in peer.named.items()}
         save_file(grads, request["to"])
         peer.optimizer.zero_grad(set_to_none=True)
         return {"logprobs": logprobs}
+    torch.cuda.reset_peak_memory_stats()
+    peer.update(samples)
+    torch.cuda.synchronize()
+    began = time.perf_counter()
     peer.update(samples)
     torch.cuda.synchronize()
     seconds = time.perf_counter() - began
+    torch.cuda.empty_cache()
     return {"seconds": seconds, "peak_gb": torch.cuda.max_memory_allocated() / 1e9}
 
 
