@@ -14,6 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from art_core.nn.triton_here import has_triton
+
 
 class Frozen(Protocol):
     """Weights below each other."""
@@ -88,9 +90,13 @@ def laid_together(layers: Sequence[Any]) -> Frozen | None:
 
 def _unpack(packed: Any, place: Tensor) -> None:
     """Write a weight of 4 bits out into `place` [o, i]."""
+    state = packed.quant_state
+    if place.device.type == "cuda" and has_triton():
+        from art_core.nn import nf4_kernel
+
+        if nf4_kernel.can_unpack(state):
+            nf4_kernel.unpack(packed.data, state, place)
+            return
     from bitsandbytes.functional import dequantize_4bit
 
-    if place.device.type == "cuda":
-        dequantize_4bit(packed.data, packed.quant_state, out=place)
-    else:  # bitsandbytes writes into a given place on a GPU only
-        place.copy_(dequantize_4bit(packed.data, packed.quant_state))
+    place.copy_(dequantize_4bit(packed.data, state))

@@ -141,7 +141,7 @@ def _fused(kind: type) -> type | None:
 def _subclass(kind: Any) -> type:
     """It differs where one plain adapter is active."""
 
-    class FusedLora(kind):  # type: ignore[misc]  # peft's classes are not typed
+    class Fused(kind):  # type: ignore[misc]  # peft's classes are not typed
         """One of peft's LoRA layers, with one adapter of no dropout fused."""
 
         def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -160,8 +160,10 @@ def _subclass(kind: Any) -> type:
             )
             return out.view(*x.shape[:-1], -1)
 
-    _FUSED.add(FusedLora)
-    return FusedLora
+    # peft tells by "Linear" in a class's name that an adapter's layer takes other adapters too.
+    Fused.__name__ = f"Fused{kind.__name__}"
+    _FUSED.add(Fused)
+    return Fused
 
 
 class _Lora(torch.autograd.Function):
