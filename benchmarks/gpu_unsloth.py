@@ -165,6 +165,7 @@ def beside(ours: Ours, peer: Unsloth, load: str, args: argparse.Namespace, work:
     """Check, measure by turns, and print the line."""
     vocab = ours.model.vocab_size
     seen = gate(ours, peer, load, args.scale, work)
+    torch.cuda.empty_cache()
     seeds, peaks = count(1), [0.0]
 
     def theirs() -> float:

@@ -101,6 +101,8 @@ def answer(peer: Peer, request: dict[str, Any]) -> dict[str, Any]:
         grads = {name: p.grad.float().contiguous() for name, p in peer.named.items()}
         save_file(grads, request["to"])
         peer.optimizer.zero_grad(set_to_none=True)
+        del grads
+        torch.cuda.empty_cache()
         return {"logprobs": logprobs}
     torch.cuda.reset_peak_memory_stats()
     peer.update(samples)
