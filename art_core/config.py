@@ -318,12 +318,33 @@ class EngineConfig(_Config):
     """CPU threads; None means one a core."""
 
 
+Layers: TypeAlias = Literal["own", "unsloth"]
+"""Whose layers compute a step on a GPU; see `TrainerConfig.layers`."""
+
+
+class TrainerConfig(_Config):
+    """What a step is computed with, as long as a run lives; it needs a GPU where it differs from
+    what is set here."""
+
+    load_in_4bit: bool = False
+    """The linear layers of the base model in 4 bits (NF4) while it is trained: QLoRA, a quarter of
+    the memory. vLLM goes on serving the weights in 16 bits, so that sampler and trainer differ a
+    little: `TrainConfig(old_logprobs="recomputed")` keeps that out of the ratios."""
+    layers: Layers = "own"
+    """"own": this package's kernels. "unsloth": Unsloth's for LoRA and the feed-forward part, with
+    this package's attention, since Unsloth's own takes no trees. On an H200 "own" is the faster
+    (benchmarks/RESULTS.md), so it is not chosen by itself where Unsloth is installed."""
+    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
+    """"adamw_8bit": moments in 8 bits, by bitsandbytes; a quarter of their memory."""
+
+
 class ModelConfig(_Config):
-    """How a `TrainableModel` is sampled and adapted."""
+    """How a `TrainableModel` is sampled, adapted and trained."""
 
     sampling: SamplingConfig = SamplingConfig()
     lora: LoraSettings = LoraSettings()
     engine: EngineConfig = EngineConfig()
+    trainer: TrainerConfig = TrainerConfig()
     seed: int = 0
     """Seeds the adapter's initial weights and the sampling noise."""
 

@@ -99,7 +99,11 @@ class LiveRun:
             module.create_adapter(adapter, settings.lora, seed=settings.seed)
             try:
                 trainer = Trainer(
-                    module, adapter, seed=settings.seed, held=held_beside(module, base.bench.cached)
+                    module,
+                    adapter,
+                    seed=settings.seed,
+                    optimizer=settings.trainer.optimizer,
+                    held=held_beside(module, base.bench.cached),
                 )
                 step = 0
                 if found is None:

@@ -25,6 +25,8 @@ _SCRAPS = 1.08
 a row of 490 positions, 2.81 for 1,486, 4.18 for 2,988."""
 _LOGITS = 0.02
 """Of one full tensor of logits: what the loss needs beyond (benchmarks/RESULTS.md: 0.017)."""
+_LEAST_LOGITS = 256
+"""Positions of that tensor that exist at once in any row: training/logprobs.py's least chunk."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ def step_memory(shape: Shape, step: Step) -> StepMemory:
         layer=kept * step.row * step.number,
         inputs=shape.hidden * step.row * step.number,
         working=_gradients(shape) * step.row * step.number + dense,
-        loss=int(_LOGITS * step.row * shape.vocabulary * SINGLE),
+        loss=int(max(_LOGITS * step.row, _LEAST_LOGITS) * shape.vocabulary * SINGLE),
     )
 
 

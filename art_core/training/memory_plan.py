@@ -18,7 +18,7 @@ from art_core.nn.lora import LoraModel
 from art_core.readiness.about_machine import gib
 from art_core.readiness.memory import GIB
 from art_core.readiness.shape import Shape, shape_of
-from art_core.readiness.step_memory import SINGLE, Step, StepMemory, step_memory
+from art_core.readiness.step_memory import MOMENTS, SINGLE, Step, StepMemory, step_memory
 from art_core.training.memory_peak import Room, room_on
 
 DOUBT = 0.1
@@ -105,7 +105,7 @@ class MemoryPlan:
         if parts["adapter and optimizer"] > _MUCH * self.need.total:
             found.append("Lower LoraSettings(rank=...).")
         if self.recomputes and not self.step.four_bit and parts["weights"] > _MUCH * self._least:
-            found.append("Load the base model in 4 bits.")
+            found.append("Load the base model in 4 bits: TrainerConfig(load_in_4bit=True).")
         found.append("Or take a smaller base model, or a device with more memory.")
         return found
 
@@ -153,14 +153,20 @@ class Planner:
 
     Args:
         trained: numbers of the adapter.
+        moments: bytes of the optimizer's state of each.
         held: bytes of what else this process keeps on the device while a step is computed.
     """
 
     def __init__(
-        self, model: LoraModel, *, trained: int, held: Mapping[str, int] | None = None
+        self,
+        model: LoraModel,
+        *,
+        trained: int,
+        moments: int = MOMENTS,
+        held: Mapping[str, int] | None = None,
     ) -> None:
         self._model = model
-        self._trained = trained
+        self._trained, self._moments = trained, moments
         self._held = held or {}
         try:
             self._shape: Shape | None = shape_of(model.config.to_dict())
@@ -179,6 +185,8 @@ class Planner:
             adapter=self._trained,
             number=self._model.dtype.itemsize,
             updates=updates,
+            moments=self._moments,
+            four_bit=self._model.has_four_bits,
             copied=self._model.copied_bytes,
         )
         beside = self._others(step) if on_gpu else self._held

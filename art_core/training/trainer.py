@@ -41,6 +41,7 @@ from art_core.training.moments import (
     set_moments,
     write_state,
 )
+from art_core.training.optimizer import MOMENT_BYTES, Kind, make_optimizer
 from art_core.training.rows import rows_for
 from art_core.training.watch import OnProgress, Watch, Work
 
@@ -59,11 +60,21 @@ class Trainer:
 
     Args:
         seed: of the order in which trajectories are dealt to minibatches.
+        optimizer: see `TrainerConfig.optimizer`.
         held: bytes of what else is in this process while a step is computed, by what they are for.
+
+    Raises:
+        ConfigError: that optimizer can't be had here.
     """
 
     def __init__(
-        self, model: LoraModel, name: str, *, seed: int, held: Mapping[str, int] | None = None
+        self,
+        model: LoraModel,
+        name: str,
+        *,
+        seed: int,
+        optimizer: Kind = "adamw",
+        held: Mapping[str, int] | None = None,
     ) -> None:
         self._model = model
         self._name = name
@@ -72,12 +83,9 @@ class Trainer:
             self._parameters = parameters
         self._names = list(model.adapter_weights(name))
         self._befores: list[_Before] = []
-        on_gpu = model.device.type == "cuda"
-        self._optimizer = torch.optim.AdamW(
-            self._parameters, lr=0.0, fused=True if on_gpu else None
-        )
+        self._optimizer = make_optimizer(parameters, optimizer)
         trained = sum(parameter.numel() for parameter in self._parameters)
-        planner = Planner(model, trained=trained, held=held)
+        planner = Planner(model, trained=trained, moments=MOMENT_BYTES[optimizer], held=held)
         self._attempts = Attempts(planner, self.undone_on_error, model.device)
 
     @property

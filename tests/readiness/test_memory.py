@@ -31,7 +31,13 @@ LAPTOP = Machine(
     why_no_gpu="NVIDIA's driver is not installed",
     driver=None,
     cuda=None,
-    packages={"torch": "2.13.0+cpu", "transformers": "5.24.0", "peft": "0.21.2"},
+    packages={
+        "torch": "2.13.0+cpu",
+        "transformers": "5.24.0",
+        "peft": "0.21.2",
+        "bitsandbytes": None,
+        "unsloth": None,
+    },
     why_torch_is_blind="",
 )
 
