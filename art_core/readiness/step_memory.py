@@ -25,8 +25,9 @@ _SCRAPS = 1.08
 a row of 490 positions, 2.81 for 1,486, 4.18 for 2,988."""
 _LOGITS = 0.02
 """Of one full tensor of logits: what the loss needs beyond (benchmarks/RESULTS.md: 0.017)."""
-_LEAST_LOGITS = 256
-"""Positions of that tensor that exist at once in any row: training/logprobs.py's least chunk."""
+_LEAST_LOGITS = {BRAIN: 256, SINGLE: 64}
+"""Positions of that tensor that exist at once in any row, by the bytes of a number: the least chunk
+of training/logprobs.py."""
 
 
 @dataclass(frozen=True)
@@ -106,13 +107,14 @@ def step_memory(shape: Shape, step: Step) -> StepMemory:
         fixed["weights with the adapter in them"] = step.copied
     kept = _lean_activations(shape) if step.copied else _activations(shape)
     dense = 2 * shape.hidden * shape.intermediate * BRAIN if step.four_bit else 0
+    least = _LEAST_LOGITS.get(step.number, 0)
     return StepMemory(
         fixed=fixed,
         layers=len(shape.layers),
         layer=kept * step.row * step.number,
         inputs=shape.hidden * step.row * step.number,
         working=_gradients(shape) * step.row * step.number + dense,
-        loss=int(max(_LOGITS * step.row, _LEAST_LOGITS) * shape.vocabulary * SINGLE),
+        loss=int(max(_LOGITS * step.row, least) * shape.vocabulary * SINGLE),
     )
 
 

@@ -8,6 +8,7 @@ way says what came of it. To be started with `ENVIRONMENT`, so that what is free
 from __future__ import annotations
 
 import json
+import logging
 import re
 import resource
 import sys
@@ -22,6 +23,7 @@ from art_core.batch.sample import Sample
 from art_core.config import LoraSettings, TrainConfig, TrainSFTConfig
 from art_core.errors import TrainingError
 from art_core.nn.lora import LoraModel
+from art_core.training import attempt
 from art_core.training.sft import train_supervised
 from art_core.training.trainer import Trainer
 from tests.core.samples import make_sample
@@ -63,14 +65,14 @@ def limit(spare: int | None) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (size, resource.RLIM_INFINITY))
 
 
-def fill(hog: list[bytearray], spare: int = 2**20) -> None:
-    """Take all the memory that there is, but for so many bytes."""
+def fill(hog: list[bytearray]) -> None:
+    """Take all the memory that there is, but a megabyte for small things."""
     limit(0)
     while True:
         try:
             hog.append(bytearray(2**15))
         except MemoryError:
-            del hog[-(spare // 2**15) :]
+            del hog[-32:]
             return
 
 
@@ -103,21 +105,25 @@ def halved(base: Path, step: Step) -> dict[str, Any]:
 
 
 def in_the_middle(base: Path) -> dict[str, Any]:
-    """Memory is filled after two rows of several, but for 0.7 of a row; it is free again when the
-    first row under it is through."""
+    """Memory is filled after two rows of several; it is free again when the step begins anew."""
     calm, short = tiny_policy(base), tiny_policy(base)
     step, told, hog = policy(ROWS), list[int](), list[bytearray]()
-    needed = taken(step, Trainer(calm, NAME, seed=0))
+    step(Trainer(calm, NAME, seed=0), None)
+
+    class Release(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            hog.clear()
+            limit(None)
 
     def tell(done: int, total: int) -> None:
         told.append(done)
         if len(told) == 2:
-            fill(hog, int(0.7 * needed))
-        else:
-            hog.clear()
-            limit(None)
+            fill(hog)
 
+    release, log = Release(), logging.getLogger(attempt.__name__)
+    log.addHandler(release)
     figures = step(Trainer(short, NAME, seed=0), tell)
+    log.removeHandler(release)
     return {"told": told, "worst": worst(short, calm), **figures}
 
 
