@@ -174,6 +174,9 @@ class TrainConfig(_Config):
     """Optimizer steps a train call makes over its groups."""
     max_tokens_per_row: int = Field(4096, ge=16)
     """Positions computed at once; bounds the memory of a step."""
+    beyond_memory: Literal["refuse", "try"] = "refuse"
+    """A step that by the estimate (`art-langgraph doctor` gives it too) can't fit in memory: it is
+    refused before anything is computed, or tried all the same."""
     too_long: Literal["error", "drop", "cut"] = "error"
     """What becomes of a call with more positions than a row may have, or than the model can read:
     the step is refused; it is left out; or its sample is cut to what fits, and left out where
@@ -237,6 +240,8 @@ class TrainSFTConfig(_Config):
     weight_decay: float = Field(0.0, ge=0.0)
     max_tokens_per_row: int = Field(4096, ge=16)
     """Positions computed at once, unless one answer alone needs more."""
+    beyond_memory: Literal["refuse", "try"] = "refuse"
+    """As in `TrainConfig`."""
     max_nonfinite_steps: int = Field(3, ge=1)
     """As in `TrainConfig`. A call that has one such optimizer step learns nothing."""
 
@@ -325,12 +330,33 @@ class EngineConfig(_Config):
     """CPU threads; None means one a core."""
 
 
+Layers: TypeAlias = Literal["own", "unsloth"]
+"""Whose layers compute a step on a GPU; see `TrainerConfig.layers`."""
+
+
+class TrainerConfig(_Config):
+    """What a step is computed with, as long as a run lives; it needs a GPU where it differs from
+    what is set here."""
+
+    load_in_4bit: bool = False
+    """The linear layers of the base model in 4 bits (NF4) while it is trained: QLoRA, a quarter of
+    the memory. vLLM goes on serving the weights in 16 bits, so that sampler and trainer differ a
+    little: `TrainConfig(old_logprobs="recomputed")` keeps that out of the ratios."""
+    layers: Layers = "own"
+    """"own": this package's kernels. "unsloth": Unsloth's for LoRA and the feed-forward part, with
+    this package's attention, since Unsloth's own takes no trees. On an H200 "own" is the faster
+    (benchmarks/RESULTS.md), so it is not chosen by itself where Unsloth is installed."""
+    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
+    """"adamw_8bit": moments in 8 bits, by bitsandbytes; a quarter of their memory."""
+
+
 class ModelConfig(_Config):
-    """How a `TrainableModel` is sampled and adapted."""
+    """How a `TrainableModel` is sampled, adapted and trained."""
 
     sampling: SamplingConfig = SamplingConfig()
     lora: LoraSettings = LoraSettings()
     engine: EngineConfig = EngineConfig()
+    trainer: TrainerConfig = TrainerConfig()
     seed: int = 0
     """Seeds the adapter's initial weights and the sampling noise."""
 

@@ -7,7 +7,7 @@ Gate: both sides' logprobs agree as bfloat16 can, and so does the gradient's dir
 Unit: seconds an update. "Logical" tokens are those of the samples, each counted whole.
 Loads: `prefix` and `short` are a stem of 8192 with 16 answers of 512 or 64; `agent` is a group of 8
 rollouts of 6 turns over a stem of 1024, each turn 64 tokens sampled and 448 read; `uneven` is like
-it, but no two turns, stems or updates are of one length.
+it, but no two turns, stems or updates are of one length; `plain` is one sequence of 16,384.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -63,23 +63,46 @@ SHAPES: dict[str, dict[str, Any]] = {
         "intermediate_size": 9728,
         "vocab_size": 151936,
     },
+    "7b": {
+        "hidden_size": 3584,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "intermediate_size": 18944,
+        "vocab_size": 152064,
+        "kind": "Qwen2",
+    },
+    "14b": {
+        "hidden_size": 5120,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "intermediate_size": 13824,
+        "vocab_size": 152064,
+        "kind": "Qwen2",
+    },
 }
 GOALS = {
     "prefix": "logical tok/s >= 370k on an H200, 0.85 of the token ratio at Unsloth's rate",
     "short": "logical tok/s >= 10 x TRL (token bound 14.3)",
     "agent": "ratio >= 10 x one sample a call",
     "uneven": "ratio >= 10 x one sample a call",
+    "plain": "tok/s >= 1.2 x Unsloth (gpu_unsloth.py)",
 }
 
 
 def build(shape: str, device: str, dtype: torch.dtype) -> Any:
-    """A Qwen3 model of random weights."""
-    from transformers import AutoModelForCausalLM, Qwen3Config
+    """A Qwen3 or Qwen2.5 model of random weights; the bigger ones of the latter are not tied."""
+    import transformers
 
-    config = Qwen3Config(**SHAPES[shape], max_position_embeddings=40_960, tie_word_embeddings=True)
+    sizes = dict(SHAPES[shape])
+    kind = sizes.pop("kind", "Qwen3")
+    config = getattr(transformers, f"{kind}Config")(
+        **sizes, max_position_embeddings=40_960, tie_word_embeddings=kind == "Qwen3"
+    )
     torch.manual_seed(0)
     with torch.device(device):
-        return AutoModelForCausalLM.from_config(config, dtype=dtype)
+        return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
 
 
 def draw(load: str, scale: int, vocab: int, seed: int) -> list[Sample]:
@@ -117,6 +140,8 @@ def draw(load: str, scale: int, vocab: int, seed: int) -> list[Sample]:
                 answer = ids(length(64))
                 add(history, answer, trajectory)
                 history = history + answer + ids(length(448))
+    elif load == "plain":
+        add(ids(scale), ids(16_384), 0)
     else:
         stem = ids(8192)
         for trajectory in range(16):
@@ -130,13 +155,14 @@ class Ours:
 
     model: LoraModel
     config: TrainConfig
+    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
 
     def __post_init__(self) -> None:
         self.model.create_adapter(NAME, LoraSettings(rank=16, alpha=16.0), seed=0)
         for key, weight in self.model.adapter_weights(NAME).items():
             if "lora_B" in key:  # else half of the gradient would be zero
                 torch.nn.init.normal_(weight, std=0.01)
-        self.trainer = Trainer(self.model, NAME, seed=0)
+        self.trainer = Trainer(self.model, NAME, seed=0, optimizer=self.optimizer)
 
     def update(self, samples: Sequence[Sample]) -> dict[str, float]:
         return self.trainer.step(samples, self.config)

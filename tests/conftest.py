@@ -17,7 +17,8 @@ import pytest
 from art_core.engine.runtime import VllmRuntime, find_runtime
 from art_core.errors import BaseModelError, RuntimeMissing
 
-pytest.register_assert_rewrite("tests.engine.conformance")  # several folders derive from it
+# Several folders derive from these.
+pytest.register_assert_rewrite("tests.engine.conformance", "tests.core.policy_conformance")
 
 ALLOWED_REASON = "not on this platform"
 

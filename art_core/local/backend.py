@@ -198,6 +198,7 @@ class LocalBackend:
         path = await asyncio.to_thread(resolve_base_model, model.base_model, progress=_log.info)
         known = self._bases.get(str(path))
         self._check_name(model, known)
+        _check_module(model, known)
         if known is None:
             await asyncio.to_thread(check_before_loading, path)
         folder = await asyncio.to_thread(
@@ -264,6 +265,21 @@ def _check_same(known: TrainableModel, model: TrainableModel) -> None:
                 got=new,
                 expected=repr(old),
                 fix="Close the backend first, or give the model another name.",
+            )
+
+
+def _check_module(model: TrainableModel, base: ServedBase | None) -> None:
+    """Models on one base model are trained in one module."""
+    if base is None:
+        return
+    for name in ("load_in_4bit", "layers"):
+        new, old = getattr(model.art_config.trainer, name), getattr(base.trainer, name)
+        if new != old:
+            raise ConfigError(
+                f"a base model is loaded once, with one TrainerConfig.{name}",
+                got=new,
+                expected=f"{old!r}, as its other models have it",
+                fix="Use a LocalBackend for each.",
             )
 
 

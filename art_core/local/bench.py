@@ -35,6 +35,8 @@ class Bench(Protocol):
 
     wants_probe: bool
     """A new step has to be proved to answer."""
+    cached: int
+    """Positions of keys and values that are kept in this process while a step is trained."""
 
     async def exclusive(self, work: Callable[[LoraModel], T]) -> T:
         """Run `work` on the module's own thread, with nothing else on it."""
@@ -69,8 +71,8 @@ class EmbeddedBench:
 
     wants_probe = False
 
-    def __init__(self, engine: EmbeddedEngine) -> None:
-        self._engine = engine
+    def __init__(self, engine: EmbeddedEngine, *, cached: int) -> None:
+        self._engine, self.cached = engine, cached
 
     async def exclusive(self, work: Callable[[LoraModel], T]) -> T:
         return await self._engine.exclusive(work)
@@ -99,6 +101,7 @@ class OwnBench:
     """
 
     wants_probe = True
+    cached = 0
 
     def __init__(
         self, module: LoraModel, engine: VllmEngine, *, sleeps: bool, threads: int | None

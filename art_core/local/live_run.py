@@ -31,13 +31,17 @@ from art_core.drift import drifts
 from art_core.engine.base import AdapterRef, Tokenizer
 from art_core.errors import NonFiniteStep, TrainingError
 from art_core.join import join_records
+from art_core.local.foretold import foretell, held_beside
 from art_core.local.served_base import ServedBase
 from art_core.model import TrainableModel
 from art_core.nn.lora import LoraModel
 from art_core.progress import progress
 from art_core.rundir import RunDir
 from art_core.runlog import log_step, summarize
+from art_core.step_times import gather_seconds, told
 from art_core.training.canary import watch_canary
+from art_core.training.out_of_memory import is_out_of_memory
+from art_core.training.phases import Phases
 from art_core.training.sft import supervised_loss, train_supervised
 from art_core.training.trainer import Trainer
 from art_core.training.watch import OnProgress
@@ -94,7 +98,13 @@ class LiveRun:
         def load(module: LoraModel) -> tuple[Trainer, int]:
             module.create_adapter(adapter, settings.lora, seed=settings.seed)
             try:
-                trainer = Trainer(module, adapter, seed=settings.seed)
+                trainer = Trainer(
+                    module,
+                    adapter,
+                    seed=settings.seed,
+                    optimizer=settings.trainer.optimizer,
+                    held=held_beside(module, base.bench.cached),
+                )
                 step = 0
                 if found is None:
                     checkpoints.save(folder, 0, trainer.save)
@@ -105,6 +115,7 @@ class LiveRun:
                 module.drop_adapter(adapter)
                 raise
             base.bench.adopt(AdapterRef(model.name, step), adapter)
+            foretell(trainer)
             return trainer, step
 
         trainer, step = await base.bench.aside(load)
@@ -120,8 +131,18 @@ class LiveRun:
         self, groups: Sequence[TrajectoryGroup], config: TrainConfig, bookmark: Bookmark | None
     ) -> TrainResult:
         """As `Backend.train`."""
+        phases = Phases()
+        with phases.of("select"):
+            selection = await self._selected(groups, config)
+        reference = await asyncio.to_thread(_reference, self.folder, config)
+        self._stop, self._bookmark = threading.Event(), bookmark
+        step = asyncio.create_task(self._step(groups, selection, config, reference, phases))
+        return await _to_its_end(step, self._stop)
+
+    async def _selected(self, groups: Sequence[TrajectoryGroup], config: TrainConfig) -> Selection:
+        """What of the groups is trained."""
         await self.join([trajectory for group in groups for trajectory in group])
-        selection = select(
+        return select(
             groups,
             model=self.model.name,
             step=self.step,
@@ -130,10 +151,6 @@ class LiveRun:
             context_length=self.base.model.context_length,
             running=self.trainer.running,
         )
-        reference = await asyncio.to_thread(_reference, self.folder, config)
-        self._stop, self._bookmark = threading.Event(), bookmark
-        step = asyncio.create_task(self._step(groups, selection, config, reference))
-        return await _to_its_end(step, self._stop)
 
     async def train_sft(
         self,
@@ -182,6 +199,7 @@ class LiveRun:
         selection: Selection,
         config: TrainConfig,
         reference: Path | None,
+        phases: Phases,
     ) -> TrainResult:
         """Keep what was played, learn from it, keep the figures."""
         played = self.step
@@ -199,7 +217,10 @@ class LiveRun:
             )
         for skip in result.skipped:
             _log.info("not trained, of group %d: %s", skip.group, skip.reason)
-        result = replace(result, metrics=counted | result.metrics)
+        times = phases.figures() | gather_seconds(groups) if result.trained else {}
+        result = replace(result, metrics=counted | times | result.metrics)
+        if result.trained:
+            _log.info("step %d: %s", result.step, told(result.metrics))
         figures = {
             **means,
             **result.metrics,
@@ -301,8 +322,8 @@ class LiveRun:
             samples: what it learns from.
         """
         step = self.step + 1
-        begun = time.perf_counter()
-        stop = self._stop
+        begun = ended = time.perf_counter()
+        stop, phases = self._stop, Phases()
         places = _marked(self.bookmarks, self._bookmark)
 
         def save(folder: Path) -> None:
@@ -310,10 +331,9 @@ class LiveRun:
             write_bookmarks(folder, places)
 
         def learn(module: LoraModel) -> tuple[dict[str, float], Path, Probe | None]:
+            nonlocal ended
+            phases.add("wait", time.perf_counter() - begun)
             watched = samples if self.base.bench.wants_probe else ()
-            canary = watch_canary(
-                module, self.adapter, watched, longest=self.base.engine.context_length
-            )
             with (
                 self.trainer.undone_on_error(),
                 progress("train", shown=self.show_progress) as bar,
@@ -327,22 +347,33 @@ class LiveRun:
                         )
                     bar.show(done, total, "positions")
 
+                with phases.of("canary"):
+                    longest = self.base.engine.context_length
+                    canary = watch_canary(module, self.adapter, watched, longest=longest)
                 metrics = train(tell)
-                path = checkpoints.save(self.folder, step, save)
+                with phases.of("save"):
+                    path = checkpoints.save(self.folder, step, save)
+                done = int(metrics["tokens_computed"])
+                bar.show(done, done, told(metrics | phases.figures()))
             self.base.bench.adopt(AdapterRef(self.model.name, step), self.adapter)
             self.step, self.bookmarks = step, places
-            return metrics, path, canary()
+            with phases.of("canary"):
+                probe = _probe(canary, step)
+            ended = time.perf_counter()
+            return metrics, path, probe
 
         self.base.service.gate.hold()
         try:
             metrics, path, probe = await self.base.bench.exclusive(learn)
-            metrics |= await self._serve(step, probe)
+            phases.add("wake", time.perf_counter() - ended)
+            with phases.of("swap"):
+                metrics |= await self._serve(step, probe)
         finally:
             self.base.service.gate.release()
         return TrainResult(
             step=step,
             trained=True,
-            metrics={**metrics, "step_seconds": time.perf_counter() - begun},
+            metrics={**metrics, **phases.figures(), "step_seconds": time.perf_counter() - begun},
             skipped=skipped,
             checkpoint_path=str(path),
         )
@@ -360,6 +391,17 @@ class LiveRun:
         figures = await self.base.bench.prove(AdapterRef(name, step - 1), ref, probe)
         self.base.service.models.publish(name, step, seed=settings.seed, sampling=settings.sampling)
         return figures
+
+
+def _probe(canary: Callable[[], Probe | None], step: int) -> Probe | None:
+    """What proves that `step`, which is saved, answers; want of memory is no reason to lose it."""
+    try:
+        return canary()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        _log.warning("step %d is served without a proof that it answers: %s", step, error)
+        return None
 
 
 def _drift(groups: Sequence[TrajectoryGroup], tokenizer: Tokenizer) -> dict[str, float]:

@@ -15,7 +15,7 @@ from typing import Self
 
 import torch
 
-from art_core.config import EngineConfig, ModelConfig
+from art_core.config import EngineConfig, ModelConfig, TrainerConfig
 from art_core.engine.base import Engine
 from art_core.engine.chat_service import ChatService
 from art_core.engine.embedded import EmbeddedEngine
@@ -25,7 +25,7 @@ from art_core.engine.runtime import VllmRuntime, find_runtime
 from art_core.engine.serving import LoopbackServer
 from art_core.engine.tokenizer import HFTokenizer
 from art_core.engine.vllm_launch import GpuRoom, start_vllm, vllm_settings
-from art_core.errors import RuntimeMissing
+from art_core.errors import ConfigError, RuntimeMissing
 from art_core.local.bench import Bench, EmbeddedBench, OwnBench
 from art_core.local.garbage import search_less_often
 from art_core.nn.lora import LoraModel
@@ -41,6 +41,8 @@ class ServedBase:
 
     base_model: str
     """The name it is served under."""
+    trainer: TrainerConfig
+    """How it was loaded."""
     model: LoraModel
     """Owned by the bench; its sizes may be read from anywhere."""
     bench: Bench
@@ -57,6 +59,7 @@ class ServedBase:
 
         Raises:
             BaseModelError: it is damaged, or of a kind that can't be used.
+            ConfigError: the trainer is set to what is not to be had here.
             RuntimeMissing, EngineStartFailed: vLLM is asked for, and is not there or did not start.
         """
         keep_freed_memory()
@@ -74,7 +77,7 @@ class ServedBase:
                 asyncio.run(engine.close())
             store.close()
             raise
-        return cls(name, model, bench, engine, service, server)
+        return cls(name, config.trainer, model, bench, engine, service, server)
 
     async def close(self) -> None:
         """Stop answering: first the endpoint, then what stands behind it."""
@@ -92,8 +95,26 @@ def _make(
     """The module on its bench, and the engine that answers."""
     runtime = _runtime(config.engine)
     if runtime is None:
+        _check_needs_no_gpu(config.trainer, "the embedded engine, which computes on a processor")
         return _embedded(name, path, config.engine)
     return _vllm(name, path, folder / "vllm", config, runtime)
+
+
+def _check_needs_no_gpu(config: TrainerConfig, got: str) -> None:
+    """See that a step can be computed on a processor.
+
+    Raises:
+        ConfigError: it is to be computed in a way that is made for GPUs.
+    """
+    for name, usual in TrainerConfig():
+        value = getattr(config, name)
+        if value != usual:
+            raise ConfigError(
+                f"TrainerConfig({name}={value!r}) needs a GPU",
+                got=got,
+                fix=f"Take a machine with an NVIDIA GPU and vLLM, or leave {name} as it is "
+                f"({usual!r}).",
+            )
 
 
 def _is_keyed(config: EngineConfig, engine: Engine) -> bool:
@@ -127,7 +148,7 @@ def _embedded(name: str, path: Path, config: EngineConfig) -> tuple[LoraModel, E
     tokenizer = _tokenizer(path, config)  # first: what is wrong with it is seen at once
     model = LoraModel.load(path)
     engine = EmbeddedEngine(model, tokenizer, base_model=name, config=config)
-    return model, engine, EmbeddedBench(engine)
+    return model, engine, EmbeddedBench(engine, cached=config.cache_tokens)
 
 
 def _tokenizer(path: Path, config: EngineConfig) -> HFTokenizer:
@@ -154,10 +175,14 @@ def _vllm(
             "art-langgraph setup vllm --cpu",
         )
     tokenizer = _tokenizer(path, config.engine)
+    if not has_gpu:
+        _check_needs_no_gpu(config.trainer, "there is no GPU")
     model = LoraModel.load(
         path,
         dtype=torch.bfloat16 if has_gpu else torch.float32,
         device="cuda" if has_gpu else "cpu",
+        four_bit=config.trainer.load_in_4bit,
+        layers=config.trainer.layers,
     )
     settings = vllm_settings(
         path,

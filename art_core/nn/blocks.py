@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from art_core.nn import rotary
+from art_core.nn.copying import KINDS
+from art_core.nn.frozen import is_four_bit
 from art_core.nn.linear import packed
 from art_core.nn.product import Factors, Gate, Norm, Nothing, Product, apply
 from art_core.nn.rows import Row, Score
 
-KINDS = ("Llama", "Mistral", "Qwen2", "Qwen3")
-"""Decoders that are built so: what their class names in transformers begin with."""
 _ATTENTION = ("q_proj", "k_proj", "v_proj")
 _MLP = ("gate_proj", "up_proj")
 _PACKED_FOR = 64
@@ -86,6 +86,7 @@ def is_block_model(causal: Any) -> bool:
         and getattr(config, "sliding_window", None) is None
         and config.rope_parameters.get("partial_rotary_factor", 1.0) == 1.0
         and causal.get_output_embeddings().bias is None
+        and not any(is_four_bit(_base(part)) for part in _linear(causal.base_model.layers[0]))
         and _norms_alike(causal.base_model.layers[0].input_layernorm, config.rms_norm_eps)
     )
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from art_core.nn import fused_lora, rows
+from art_core.nn.frozen import is_linear
 from art_core.nn.fused_norm import epsilon, is_like_rms_norm
 from art_core.nn.tree_row import TreeRow
 from art_core.nn.trees import decoder
@@ -36,12 +37,28 @@ def use_fused_layers(causal: Any) -> int:
 
 def fuse(causal: Any) -> int:
     """As `use_fused_layers`, wherever Triton's kernels run."""
+    return replace(causal, attend=_attend, feed=_feed, prepare=_lay_together)
+
+
+def replace(
+    causal: Any,
+    *,
+    attend: Callable[..., Any],
+    feed: Callable[..., Any],
+    prepare: Callable[[Any], bool],
+) -> int:
+    """Give blocks that were not replaced before other forward passes; returns how many.
+
+    prepare: makes a block ready for it; False if that can't be.
+    """
     found, angles = 0, _angles(causal)
     for block in causal.modules():
+        if hasattr(block, "art_replaced"):
+            continue
         if angles is not None and _is_attention(block):
-            found += _swap(block, _attend, lambda b: _try_attention(b, angles))
+            found += _swap(block, attend, prepare, lambda b: _try_attention(b, angles))
         elif _is_gated(block):
-            found += _swap(block, _feed, _try_gated)
+            found += _swap(block, feed, prepare, lambda b: _try_gated(b, causal.dtype))
     return found
 
 
@@ -51,7 +68,7 @@ def _is_attention(block: Any) -> bool:
     norm = getattr(block, "q_norm", None)
     return (
         all(hasattr(block, name) for name in holds)
-        and all(type(getattr(block, name)) is torch.nn.Linear for name in holds[:4])
+        and all(is_linear(getattr(block, name)) for name in holds[:4])
         and not any(getattr(block, name, None) is not None for name in odd)
         and block.k_proj.out_features == block.v_proj.out_features
         and (norm is None or is_like_rms_norm(norm, block.head_dim))
@@ -61,11 +78,14 @@ def _is_attention(block: Any) -> bool:
 def _is_gated(block: Any) -> bool:
     holds = ("gate_proj", "up_proj", "down_proj")
     is_silu = type(getattr(block, "act_fn", None)).__name__ in ("SiLU", "SiLUActivation")
-    return is_silu and all(type(getattr(block, n, None)) is torch.nn.Linear for n in holds)
+    return is_silu and all(is_linear(getattr(block, n, None)) for n in holds)
 
 
 def _swap(
-    block: Any, forward: Callable[..., Any], run: Callable[[Any], tuple[Tensor, ...]]
+    block: Any,
+    forward: Callable[..., Any],
+    prepare: Callable[[Any], bool],
+    run: Callable[[Any], tuple[Tensor, ...]],
 ) -> bool:
     """Give `block` another forward pass, unless `run` comes out otherwise with it."""
     kind = type(block)
@@ -74,18 +94,23 @@ def _swap(
             before = run(block)
         except TypeError:  # it asks for arguments that are not known here
             return False
-        block.art_together = fused_lora.join(_side_by_side(block))
-        if block.art_together is None:
+        if not prepare(block):
             return False
         block.__class__ = _subclass(kind, forward)
         after = run(block)
     if all(_alike(got, want) for got, want in zip(after, before, strict=True)):
+        block.art_replaced = True
         return True
     block.__class__ = kind
     return False
 
 
-def _side_by_side(block: Any) -> list[Any]:
+def _lay_together(block: Any) -> bool:
+    block.art_together = fused_lora.join(side_by_side(block))
+    return block.art_together is not None
+
+
+def side_by_side(block: Any) -> list[Any]:
     """The layers that read the block's input."""
     if hasattr(block, "gate_proj"):
         return [block.gate_proj, block.up_proj]
@@ -116,39 +141,50 @@ def _attend(
     **kwargs: Any,
 ) -> Any:
     """A block's forward pass where a row is given and all of a head turns; else its own."""
-    if (
-        art_row is None
-        or position_embeddings is None
-        or position_embeddings[0].shape != (*hidden_states.shape[:-1], self.head_dim)
-    ):
+    if not turns_all(self, hidden_states, position_embeddings, art_row):
         more = {} if art_row is None else {"art_row": art_row}
         return super(type(self), self).forward(
             hidden_states, position_embeddings, attention_mask, *args, **more, **kwargs
         )
+    flat = hidden_states.reshape(-1, hidden_states.shape[-1])
+    x = fused_lora.apply(self.art_together, side_by_side(self), flat)
+    out = attended(self, x, position_embeddings, art_row)
+    return self.o_proj(out.view(*hidden_states.shape[:-1], -1)), None
+
+
+def turns_all(
+    attention: Any, hidden: Tensor, angles: tuple[Tensor, Tensor] | None, row: rows.Row | None
+) -> bool:
+    """Whether a row is given and `angles` are for the whole of each head."""
+    wanted = (*hidden.shape[:-1], attention.head_dim)
+    return row is not None and angles is not None and angles[0].shape == wanted
+
+
+def attended(
+    attention: Any, x: Tensor, angles: tuple[Tensor, Tensor] | None, row: rows.Row | None
+) -> Tensor:
+    """x: [N, o], queries, keys and values side by side -> what the row's attention gives [N, q]."""
     from art_core.nn.kernels import turned_heads
 
-    shape = hidden_states.shape
-    x = fused_lora.apply(
-        self.art_together, _side_by_side(self), hidden_states.reshape(-1, shape[-1])
-    )
-    cos, sin = (part.reshape(-1, self.head_dim) for part in position_embeddings)
+    assert angles is not None
+    cos, sin = (part.reshape(-1, attention.head_dim) for part in angles)
     out, _ = rows.attend(
-        self,
-        *turned_heads(x, cos, sin, _heads(self)),
+        attention,
+        *turned_heads(x, cos, sin, _heads(attention)),
         None,
-        scaling=self.scaling,
-        art_row=art_row,
-        sliding_window=getattr(self, "sliding_window", None),
+        scaling=attention.scaling,
+        art_row=row,
+        sliding_window=getattr(attention, "sliding_window", None),
     )
-    return self.o_proj(out.reshape(*shape[:-1], -1)), None
+    return out.reshape(len(x), -1)
 
 
 def _heads(attention: Any) -> Any:
-    """How the joined product of queries, keys and values is cut, as `kernels.Heads`."""
+    """How the outputs for queries, keys and values are cut, as `kernels.Heads`."""
     from art_core.nn.kernels import Heads
 
     width = attention.head_dim
-    queries, keys, _ = (outputs // width for outputs in attention.art_together.widths)
+    queries, keys, _ = (layer.out_features // width for layer in side_by_side(attention))
     if getattr(attention, "q_norm", None) is None:
         return Heads(queries, keys, width)
     norms = (attention.q_norm.weight, attention.k_norm.weight)
@@ -160,15 +196,17 @@ def _feed(self: Any, x: Tensor) -> Tensor:
 
     flat = x.reshape(-1, x.shape[-1])
     out: Tensor = self.down_proj(
-        gated(fused_lora.apply(self.art_together, _side_by_side(self), flat))
+        gated(fused_lora.apply(self.art_together, side_by_side(self), flat))
     )
     return out.view(x.shape)
 
 
-def _noise(like: Tensor, width: int) -> Tensor:
-    generator = torch.Generator(like.device).manual_seed(0)
-    shape = (1, len(_ROW.depth), width)
-    return torch.randn(shape, generator=generator, device=like.device).to(like.dtype)
+def _noise(layer: Any, dtype: torch.dtype) -> Tensor:
+    """Something for `layer` to read."""
+    device = layer.weight.device
+    generator = torch.Generator(device).manual_seed(0)
+    shape = (1, len(_ROW.depth), layer.in_features)
+    return torch.randn(shape, generator=generator, device=device).to(dtype)
 
 
 def _angles(causal: Any) -> tuple[Tensor, Tensor] | None:
@@ -184,7 +222,7 @@ def _angles(causal: Any) -> tuple[Tensor, Tensor] | None:
 
 def _try_attention(block: Any, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
     """What the block asks the row, rotated, and what it gives."""
-    hidden, row = _noise(block.q_proj.weight, block.q_proj.in_features), _Witness()
+    hidden, row = _noise(block.q_proj, angles[0].dtype), _Witness()
     out = block(hidden_states=hidden, position_embeddings=angles, attention_mask=None, art_row=row)
     return (*row.asked, out[0])
 
@@ -199,5 +237,5 @@ class _Witness:
         return _ROW.in_rectangles(q, k, v, score)
 
 
-def _try_gated(block: Any) -> tuple[Tensor, ...]:
-    return (block(_noise(block.gate_proj.weight, block.gate_proj.in_features)),)
+def _try_gated(block: Any, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    return (block(_noise(block.gate_proj, dtype)),)

@@ -1,7 +1,8 @@
 """LoRA layers on a GPU without the detours: no copies in float32, nothing kept twice.
 
 In: a model on a GPU with peft's LoRA layers. Out: the same model, each such layer computing
-x W' + s (x A') B' in the model's dtype; layers that read the same input do so as one product. The
+x W' + s (x A') B' in the model's dtype; layers that read the same input do so as one product, and
+weights of 4 bits (frozen.py) are made dense for each product, forward and backward. The
 adapter's own weights stay in float32, which the optimizer needs to add up small steps, and their
 gradients come out in float32; only their copies in a product are rounded, as the engine that
 serves them does. peft itself casts every activation to float32 and back.
@@ -17,15 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from art_core.nn.frozen import Frozen, frozen, is_linear, laid_together
+
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 """Of models that are fused: what a GPU's kernels add up in float32."""
 
 
 @dataclass(frozen=True, eq=False)
 class Together:
-    """The frozen weights of layers that read the same input, below each other."""
+    """Layers that read the same input, as one."""
 
-    weight: Tensor
+    weight: Frozen
     """[o, i]."""
     bias: Tensor | None
     """[o]."""
@@ -33,24 +36,19 @@ class Together:
     """Outputs of each layer, in order."""
 
 
-def join(layers: Sequence[nn.Linear]) -> Together | None:
-    """Lay the weights of plain layers together, in place; None where they can't be.
-
-    The layers keep working: their weights become parts of the joined one, so no memory is lost.
-    """
+def join(layers: Sequence[Any]) -> Together | None:
+    """Lay plain layers together, in place; None where they can't be."""
     if len({layer.bias is None for layer in layers}) > 1:
         return None
-    if any(type(layer) is not nn.Linear for layer in layers):
+    weight = laid_together(layers)
+    if weight is None:
         return None
     widths = [layer.out_features for layer in layers]
-    weight = torch.cat([layer.weight.detach() for layer in layers])
     bias = None
     if layers[0].bias is not None:
         bias = torch.cat([layer.bias.detach() for layer in layers])
         for layer, part in zip(layers, bias.split(widths), strict=True):
             layer.bias.data = part
-    for layer, part in zip(layers, weight.split(widths), strict=True):
-        layer.weight.data = part
     return Together(weight, bias, widths)
 
 
@@ -60,11 +58,11 @@ def apply(together: Together, layers: Sequence[nn.Module], x: Tensor) -> Tensor:
     layers: as they stand in the model by now, with peft's around some of them.
     """
     found = [_active(layer) for layer in layers]
-    if any(part is _OTHER for part in found):
-        return torch.cat([layer(x) for layer in layers], dim=-1)
     adapters = [part for part in found if isinstance(part, _Adapter)]
+    if any(part is _OTHER for part in found) or (not adapters and together.weight.is_packed):
+        return torch.cat([layer(x) for layer in layers], dim=-1)
     if not adapters:
-        return nn.functional.linear(x, together.weight, together.bias)
+        return nn.functional.linear(x, together.weight.dense(x.dtype), together.bias)
     places, start = [], 0
     for width, part in zip(together.widths, found, strict=True):
         if isinstance(part, _Adapter):
@@ -86,11 +84,9 @@ def use_fused_lora(model: nn.Module) -> bool:
 
 def fuse(model: nn.Module) -> None:
     """As `use_fused_lora`, on any device."""
-    from peft.tuners.lora import Linear
-
-    fused = fused_class()
     for layer in model.modules():
-        if type(layer) is Linear and type(layer.base_layer) is nn.Linear:
+        fused = _fused(type(layer))
+        if fused is not None and is_linear(layer.base_layer):
             layer.__class__ = fused
 
 
@@ -110,8 +106,8 @@ _NONE, _OTHER = object(), object()
 def _active(layer: Any) -> object:
     """An `_Adapter`, `_NONE` or `_OTHER`."""
     kind = type(layer)
-    if kind is not fused_class():
-        return _NONE if kind is nn.Linear else _OTHER
+    if kind not in _FUSED:
+        return _NONE if is_linear(layer) else _OTHER
     if layer.merged:
         return _OTHER
     active = [name for name in layer.active_adapters if name in layer.lora_A]
@@ -128,13 +124,25 @@ def _active(layer: Any) -> object:
     return _Adapter(layer.lora_A[name].weight, layer.lora_B[name].weight, layer.scaling[name])
 
 
-@lru_cache(maxsize=1)
-def fused_class() -> type:
-    """A subclass of peft's layer: it differs where one plain adapter is active."""
-    from peft.tuners.lora import Linear
+_FUSED: set[type] = set()
+"""The classes that `_subclass` made."""
 
-    class FusedLora(Linear):
-        """`peft.tuners.lora.Linear`, with one adapter of no dropout fused."""
+
+def _fused(kind: type) -> type | None:
+    """The subclass for a layer of peft's; None where there is none."""
+    if kind.__name__ not in ("Linear", "Linear4bit"):
+        return None
+    if kind.__module__ not in ("peft.tuners.lora.layer", "peft.tuners.lora.bnb"):
+        return None
+    return _subclass(kind)
+
+
+@lru_cache(maxsize=2)
+def _subclass(kind: Any) -> type:
+    """It differs where one plain adapter is active."""
+
+    class Fused(kind):  # type: ignore[misc]  # peft's classes are not typed
+        """One of peft's LoRA layers, with one adapter of no dropout fused."""
 
         def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             found = None if args or kwargs else _active(self)
@@ -144,7 +152,7 @@ def fused_class() -> type:
             base = self.base_layer
             out = _Lora.apply(  # type: ignore[no-untyped-call]  # torch's stub
                 x.reshape(-1, x.shape[-1]),
-                base.weight,
+                frozen(base),
                 base.bias,
                 ((0, base.out_features, found.scale),),
                 found.a,
@@ -152,7 +160,10 @@ def fused_class() -> type:
             )
             return out.view(*x.shape[:-1], -1)
 
-    return FusedLora
+    # peft tells by "Linear" in a class's name that an adapter's layer takes other adapters too.
+    Fused.__name__ = f"Fused{kind.__name__}"
+    _FUSED.add(Fused)
+    return Fused
 
 
 class _Lora(torch.autograd.Function):
@@ -167,26 +178,27 @@ class _Lora(torch.autograd.Function):
     def forward(
         ctx: Any,
         x: Tensor,
-        weight: Tensor,
+        weight: Frozen,
         bias: Tensor | None,
         places: Sequence[tuple[int, int, float]],
         *leaves: Tensor,
     ) -> Tensor:
         low_a = torch.cat(leaves[::2]).to(x.dtype)
-        low_b = _diagonal(places, leaves[1::2], len(weight), x.dtype)
         narrow = x @ low_a.t()
-        out = nn.functional.linear(x, weight, bias).addmm_(narrow, low_b.t())
-        ctx.save_for_backward(x, weight, low_a, low_b, narrow)
-        ctx.places, ctx.ranks = places, [len(a) for a in leaves[::2]]
+        out = nn.functional.linear(x, weight.dense(x.dtype), bias)
+        low_b = _diagonal(places, leaves[1::2], out.shape[1], x.dtype)
+        out.addmm_(narrow, low_b.t())
+        ctx.save_for_backward(x, low_a, low_b, narrow)
+        ctx.weight, ctx.places, ctx.ranks = weight, places, [len(a) for a in leaves[::2]]
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, low_a, low_b, narrow = ctx.saved_tensors
+        x, low_a, low_b, narrow = ctx.saved_tensors
         through = grad @ low_b
         dx = None
         if ctx.needs_input_grad[0]:
-            dx = (grad @ weight).addmm_(through, low_a)
+            dx = (grad @ ctx.weight.dense(grad.dtype)).addmm_(through, low_a)
         da, db = _exact(through.t(), x), _exact(grad.t(), narrow)
         leaves: list[Tensor] = []
         row = 0

@@ -51,6 +51,11 @@ class _Pieces(torch.autograd.Function):
         from art_core.nn.join_kernel import join
 
         _, heads, n, width = q.shape
+        if _is_whole(pieces, n):
+            out, lse, state = _forward(pieces[0], q, k, v, scale)
+            ctx.save_for_backward(q, k, v, out, lse)
+            ctx.pieces, ctx.scale, ctx.states = pieces, scale, [state]
+            return out
         out = q.new_empty(1, n, heads, width).transpose(1, 2)
         lse = torch.empty(1, heads, n, dtype=torch.float32, device=q.device)
         states: list[tuple[Any, ...]] = []
@@ -69,6 +74,11 @@ class _Pieces(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
+        if _is_whole(ctx.pieces, q.shape[2]):
+            dq, dk, dv = _backward(
+                ctx.pieces[0], (grad, out, lse), (q, k, v), ctx.states[0], ctx.scale
+            )
+            return dq, dk, dv, None, None
         dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
         for p, state in zip(ctx.pieces, ctx.states, strict=True):
             at, keys = slice(p.q0, p.q1), slice(p.k0, p.k1)
@@ -80,6 +90,11 @@ class _Pieces(torch.autograd.Function):
                 else:
                     place.add_(part)
         return dq, dk, dv, None, None
+
+
+def _is_whole(pieces: Sequence[Piece], positions: int) -> bool:
+    """Whether the row is one sequence, so that nothing has to be put together."""
+    return len(pieces) == 1 and pieces[0].q0 == 0 and pieces[0].q1 == positions
 
 
 def _forward(

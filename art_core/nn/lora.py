@@ -20,17 +20,20 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from art_core.config import LoraSettings
+from art_core.config import Layers, LoraSettings
 from art_core.errors import BaseModelError, CheckpointError, ConfigError
 from art_core.nn import rows, trees
 from art_core.nn.base_identity import BaseIdentity, check_base, identify
+from art_core.nn.frozen import is_four_bit
 from art_core.nn.fused_layers import use_fused_layers
 from art_core.nn.fused_lora import use_fused_lora
 from art_core.nn.fused_norm import use_fused_norms
 from art_core.nn.head import Head, find_head
 from art_core.nn.linear import product, use_onednn
+from art_core.nn.loading import load_causal
 from art_core.nn.merging import Merging
 from art_core.nn.recompute import Recompute
+from art_core.nn.unsloth_layers import use_unsloth_layers
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +48,7 @@ _SCALE = ("r", "lora_alpha", "use_rslora", "use_dora", "rank_pattern", "alpha_pa
 class LoraModel:
     """Load with `LoraModel.load`; not thread-safe by design."""
 
-    def __init__(self, base: Any, path: Path) -> None:
+    def __init__(self, base: Any, path: Path, *, layers: Layers = "own") -> None:
         self.path = path
         self.config = base.config.get_text_config()
         self.windows: tuple[int, ...] = ()
@@ -67,6 +70,8 @@ class LoraModel:
         self._decoder = trees.decoder(base)
         self._head = self._find_head()
         self._recompute = Recompute(base)
+        if layers == "unsloth":
+            use_unsloth_layers(base)
         if self.shares_positions:
             use_fused_layers(base)
         self._rotary_limit = trees.rotary_limit(self.config)
@@ -85,24 +90,20 @@ class LoraModel:
         *,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        four_bit: bool = False,
+        layers: Layers = "own",
     ) -> LoraModel:
         """Load the base model in `path`.
 
+        Args:
+            four_bit: its linear layers in NF4 (QLoRA); `dtype` is of what is computed with them.
+
         Raises:
             BaseModelError: it can't be loaded, or makes its logits in a way that is not known.
+            ConfigError: 4 bits or Unsloth's layers are asked for, and can't be had here.
         """
-        from transformers import AutoModelForCausalLM
-
-        try:
-            base = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
-        except (OSError, ValueError, KeyError) as error:
-            raise BaseModelError(
-                f"base model can't be loaded ({error})",
-                got=str(path),
-                expected="a causal model that transformers can load",
-                fix="Check the folder, or fetch the model again.",
-            ) from error
-        return cls(cast(Any, base).to(device), path)
+        base = load_causal(path, dtype=dtype, device=device, four_bit=four_bit)
+        return cls(base, path, layers=layers)
 
     def _find_head(self) -> Head:
         hidden, logits = trees.alone(self._causal)
@@ -189,6 +190,25 @@ class LoraModel:
     @property
     def dtype(self) -> torch.dtype:
         return self._head.weight.dtype
+
+    @property
+    def base_bytes(self) -> int:
+        """What the base model's weights take."""
+        whole = {p.data_ptr(): p.numel() * p.element_size() for p in self._causal.parameters()}
+        adapters = {
+            p.data_ptr() for name in self.adapters() for _, p in self._named_parameters(name)
+        }
+        return sum(size for place, size in whole.items() if place not in adapters)
+
+    @property
+    def has_four_bits(self) -> bool:
+        """True if its linear layers are kept in 4 bits."""
+        return any(is_four_bit(module) for module in self._causal.modules())
+
+    @property
+    def copied_bytes(self) -> int:
+        """What a copy of the weights takes that a step computes with; 0: it takes none."""
+        return self._merging.bytes_to_learn
 
     def hidden(self, ids: Tensor, depth: Tensor, row: rows.Row) -> Tensor:
         """ids, depth: [N] -> hidden states [N, H] under the active adapter.

@@ -12,9 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from art_core.nn.blocks import Merged, copied_bytes, is_block_model, merge
+from art_core.nn.copying import LIMIT_BYTES
 
-LIMIT_BYTES = 4 * 2**30
-"""A larger copy of the weights is not made: in single precision that is 1 billion of them."""
 PATIENCE = 8
 """Passes in a row after which an adapter takes the place of another one."""
 
@@ -43,6 +42,14 @@ class Merging:
         self._merged = merge(self._causal, name, learns=learns)
         self._name, self._learns = name, learns
         return self._merged
+
+    @property
+    def bytes_to_learn(self) -> int:
+        """What the weights of an adapter that learns take here, beside the model's own."""
+        if not self._is_possible:
+            return 0
+        head = self._causal.get_output_embeddings().weight  # stays as it is while one learns
+        return copied_bytes(self._causal) - int(head.numel() * head.element_size())
 
     @property
     def head(self) -> Tensor | None:

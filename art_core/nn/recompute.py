@@ -16,10 +16,9 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-_log = logging.getLogger(__name__)
+from art_core.nn.keeping import layers_that_keep
 
-_USABLE = 0.7
-"""Of the memory that is free when a row begins: what layers may keep of it."""
+_log = logging.getLogger(__name__)
 
 
 class Recompute:
@@ -34,6 +33,8 @@ class Recompute:
         if causal.device.type != "cuda" or _has_dropout(causal.config):
             found = []  # a layer forgets only where it believes to be trained, and would drop out
         self._layers = found
+        self._inputs = causal.config.get_text_config().hidden_size * causal.dtype.itemsize
+        """Bytes that a layer which forgets keeps for a position."""
         self._kept: float | None = None
         """Bytes that a layer keeps for a position; None until it was measured."""
         for layer in self._layers:
@@ -65,7 +66,8 @@ class Recompute:
         device = next(self._layers[0].parameters()).device
         free, _ = torch.cuda.mem_get_info(device)
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(_USABLE * (free + unused) / (self._kept * positions))
+        layer, inputs = int(self._kept * positions), self._inputs * positions
+        return layers_that_keep(free + unused, layer, inputs, len(self._layers))
 
     @contextmanager
     def _measured(self, layer: Any, positions: int) -> Iterator[None]:

@@ -19,6 +19,7 @@ _LITTLE_DISK = 5 * GIB
 _VLLM_CAPABILITY, _BRAIN_CAPABILITY = (7, 0), (8, 0)
 _TRAINING = ("torch", "transformers", "peft")
 _INSTALL = "pip install 'art-langgraph[train]'"
+_INSTALL_GPU = "pip install 'art-langgraph[train,gpu]'"
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,24 @@ def _packages(machine: Machine) -> list[Finding]:
     else:
         where = "on the GPU" if machine.gpus else "on the processor"
         found.append(Finding("training", "pass", f"torch computes {where}"))
+        found += _for_gpus(machine)
+    return found
+
+
+def _for_gpus(machine: Machine) -> list[Finding]:
+    """What a trainer on a GPU may be set to."""
+    if not machine.gpus:
+        return []
+    number, unsloth = (machine.packages[name] for name in ("bitsandbytes", "unsloth"))
+    if number:
+        what = f"bitsandbytes {number} packs base models for TrainerConfig(load_in_4bit=True)"
+        found = [Finding("4 bits", "pass", what)]
+    else:
+        what = "bitsandbytes is not installed: base models are trained in 16 bits"
+        found = [Finding("4 bits", "skipped", what, f"For less memory: {_INSTALL_GPU}")]
+    if unsloth:
+        what = f"{unsloth} is used by TrainerConfig(layers='unsloth') alone"
+        found.append(Finding("Unsloth", "pass", what))
     return found
 
 

@@ -21,7 +21,7 @@ _WORDS: dict[Way, str] = {
     "serve": "serve by vLLM",
     "serve 4-bit": "serve by vLLM, 4 bits",
     "train": "train, 16 bits",
-    "train 4-bit": "train, 4 bits (not yet)",
+    "train 4-bit": "train, 4 bits",
     "embedded": "both on a processor",
 }
 

@@ -82,8 +82,9 @@ def check_trainable(quantisation: Quantisation | None) -> None:
             "the trainer can't learn on quantised weights",
             got=quantisation.method,
             expected="weights of 16 or 32 bits",
-            fix=f"Train on {_UNQUANTISED}; the quantised one can serve the adapter, "
-            "but its answers then differ from those that were trained.",
+            fix=f"Train on {_UNQUANTISED}; TrainerConfig(load_in_4bit=True) makes 4 bits of them. "
+            "The quantised one can serve the adapter, but its answers then differ from those that "
+            "were trained.",
         )
 
 

@@ -21,6 +21,7 @@ _SECONDS, _TORCH_SECONDS = 15.0, 90.0
 _MIB = 2**20
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 _USED = ("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes")
+_STATISTICS = ("/sys/fs/cgroup/memory.stat", "/sys/fs/cgroup/memory/memory.stat")
 _PACKAGES = ("torch", "transformers", "peft", "unsloth", "bitsandbytes", "langgraph", "openai")
 
 
@@ -62,7 +63,7 @@ class Machine:
 
 def look_around() -> Machine:
     """Look at this machine; takes a second where there is a GPU, else nothing."""
-    total, free = _memory()
+    total, free = memory_now()
     packages = {name: _version(name) for name in _PACKAGES}
     shown = _nvidia_smi(f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits")
     gpus = tuple(map(_gpu, shown.lines)) if shown.ok else ()
@@ -150,8 +151,12 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _memory() -> tuple[int, int]:
-    """(all, free) bytes; zeros where the system does not tell."""
+def memory_now() -> tuple[int, int]:
+    """(all, free) bytes of the machine or of the container; zeros where the system does not tell.
+
+    Files that a container has read count as used by it, but go when memory is wanted: so they are
+    taken as free.
+    """
     total = free = 0
     try:
         text = Path("/proc/meminfo").read_text("ascii")
@@ -163,8 +168,21 @@ def _memory() -> tuple[int, int]:
         total, free = found.get("MemTotal", 0), found.get("MemAvailable", 0)
     limit, used = _first_number(_LIMITS), _first_number(_USED)
     if limit and limit < total:
-        return limit, min(free, max(0, limit - (used or 0)))
+        return limit, min(free, max(0, limit - (used or 0) + _files_kept()))
     return total, free
+
+
+def _files_kept() -> int:
+    """Bytes of a container's files in memory that nobody asked for lately."""
+    for file in _STATISTICS:
+        try:
+            text = Path(file).read_text("ascii")
+        except OSError:
+            continue
+        found = re.search(r"^(?:total_)?inactive_file (\d+)$", text, re.MULTILINE)
+        if found:
+            return int(found[1])
+    return 0
 
 
 def _first_number(files: tuple[str, ...]) -> int | None:

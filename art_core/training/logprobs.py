@@ -24,8 +24,9 @@ from art_core.nn.upload import upload
 EXTRA_MEMORY = 0.012
 """Of the logits of all of a row's positions: what the logits of a chunk may take. What is kept of
 each entry adds to it; together they shall stay under 0.02."""
-LEAST_CHUNK = 64
-"""Entries whose logits exist at once, at least: fewer waste the processor."""
+LEAST_CHUNK, LEAST_ON_GPU = 64, 512
+"""Entries whose logits exist at once, at least: fewer waste the processor. A GPU reads the whole
+output matrix for each chunk; 512 stay within the bound for rows of 32k."""
 MOST_CHUNK = 1024
 
 
@@ -76,8 +77,9 @@ def head_logprobs(
     entropy_gradient: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """As `entry_logprobs`: hidden [N, H] of a row, and the entries' [E] positions and targets."""
+    least = LEAST_CHUNK
     if _has_kernel(hidden):
-        held = 1 + entropy_gradient
+        held, least = 1 + entropy_gradient, LEAST_ON_GPU // (1 + entropy_gradient)
     else:
         in_place = hidden.dtype in (torch.float32, torch.float64)
         held = 2 if in_place or not entropy_gradient else 3
@@ -86,16 +88,16 @@ def head_logprobs(
         head,
         target,
         torch.where(temperature == 0, torch.ones_like(temperature), temperature),
-        chunk_size(len(hidden), held),
+        chunk_size(len(hidden), held, least),
         entropy_gradient,
     )
     return logprobs, entropies
 
 
-def chunk_size(positions: int, held: int = 2) -> int:
+def chunk_size(positions: int, held: int = 2, least: int = LEAST_CHUNK) -> int:
     """Entries whose logits may exist at once in a row of `positions`, `held` times over."""
     fits = int(EXTRA_MEMORY * positions / held)
-    return min(max(fits // 8 * 8, LEAST_CHUNK), MOST_CHUNK)
+    return min(max(fits // 8 * 8, least), MOST_CHUNK)
 
 
 def _check_depth(model: LoraModel, row: Row) -> None:

@@ -13,6 +13,17 @@ import torch
 
 from art_core.errors import TrainingError
 
+_SIGNS = (
+    "DefaultCPUAllocator",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "bad_alloc",
+    "CUDA out of memory",
+    "could not create a primitive",
+    "could not create a memory",
+)
+"""In the text of errors that have no class of their own: torch's on a processor, cuBLAS', C++'s,
+those of a compiled kernel, and oneDNN's, which says no more than that."""
+
 
 @dataclass(frozen=True)
 class OutOfMemory:
@@ -33,11 +44,14 @@ class OutOfMemory:
         size = max(self.longest_row // 2, self.longest_call)
         return size if size < self.longest_row else None
 
+    def __str__(self) -> str:
+        return f"memory ran out at a row of {self.row} tokens ({self.reason})"
+
     def error(self) -> TrainingError:
         """What to raise when nothing is left to try."""
         fits = self.fitted or self.row // 2
         return TrainingError(
-            f"memory ran out at a row of {self.row} tokens ({self.reason})",
+            str(self),
             fix=f"The adapter is unchanged. Set TrainConfig(max_tokens_per_row={fits}), and keep "
             f"calls as short: the longest has {self.longest_call} tokens.",
         )
@@ -48,7 +62,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     text = str(error)
-    return "DefaultCPUAllocator" in text or "CUBLAS_STATUS_ALLOC_FAILED" in text
+    return any(sign in text for sign in _SIGNS)
 
 
 def free() -> None:

@@ -52,9 +52,10 @@ def train_supervised(
     def work(watch: Watch, row_size: int) -> dict[str, float]:
         with trainer.training() as model:
             # Planted twice, since the rows of all steps at once would need too much memory.
-            watch.plan(_rows(model, batch, row_size) for batch, _ in steps)
+            with watch.phases.of("pack"):
+                watch.plan(_rows(model, batch, row_size) for batch, _ in steps)
             updates = [
-                _update(trainer, model, _rows(model, batch, row_size), config, rate, watch)
+                _update(trainer, model, batch, config, rate, row_size, watch)
                 for batch, rate in steps
             ]
         losses, norms = zip(*updates, strict=True)
@@ -66,26 +67,32 @@ def train_supervised(
             "tokens_computed": watch.total,
         }
 
-    return trainer.attempt(work, samples, config.max_tokens_per_row, on_progress)
+    return trainer.attempt(work, samples, config, on_progress)
 
 
 def _update(
     trainer: Trainer,
     model: LoraModel,
-    rows: Sequence[Row],
+    batch: Sequence[Sample],
     config: TrainSFTConfig,
     rate: float,
+    row_size: int,
     watch: Watch,
 ) -> tuple[float, float]:
     """(loss, norm of the gradient) of one optimizer step."""
+    with watch.phases.of("pack"):
+        rows = _rows(model, batch, row_size)
     loss = 0.0
     for row in rows:
         watch.begin(row)
-        part = _loss(model, row)
-        part.backward()
+        with watch.phases.of("forward"):
+            part = _loss(model, row)
+        with watch.phases.of("backward"):
+            part.backward()
         loss += float(part.detach())
         watch.end(row)
-    return loss, trainer.descend(loss, config, rate)
+    with watch.phases.of("optimizer"):
+        return loss, trainer.descend(loss, config, rate)
 
 
 def supervised_loss(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,22 +23,25 @@ from art_core.batch.sample import Sample
 from art_core.config import TrainConfig, TrainSFTConfig
 from art_core.errors import ARTError, TrainingError
 from art_core.nn.lora import LoraModel
+from art_core.training.attempt import Attempts
 from art_core.training.entropy import EntropyBonus
 from art_core.training.figures import figures_of_call, figures_of_update
 from art_core.training.finite import check_gradient, check_weights, first_bad
 from art_core.training.known import KnownRow, known_rows
 from art_core.training.logprobs import entry_logprobs
 from art_core.training.loss import LossParts, cross_entropy, row_loss
+from art_core.training.memory_plan import MemoryPlan, Planner
 from art_core.training.moments import (
     OPTIMIZER,
     TrainerState,
     copies,
     get_moments,
+    put_back,
     read_state,
     set_moments,
     write_state,
 )
-from art_core.training.out_of_memory import OutOfMemory, free, is_out_of_memory
+from art_core.training.optimizer import MOMENT_BYTES, Kind, make_optimizer
 from art_core.training.rows import rows_for
 from art_core.training.watch import OnProgress, Watch, Work
 
@@ -57,9 +60,22 @@ class Trainer:
 
     Args:
         seed: of the order in which trajectories are dealt to minibatches.
+        optimizer: see `TrainerConfig.optimizer`.
+        held: bytes of what else is in this process while a step is computed, by what they are for.
+
+    Raises:
+        ConfigError: that optimizer can't be had here.
     """
 
-    def __init__(self, model: LoraModel, name: str, *, seed: int) -> None:
+    def __init__(
+        self,
+        model: LoraModel,
+        name: str,
+        *,
+        seed: int,
+        optimizer: Kind = "adamw",
+        held: Mapping[str, int] | None = None,
+    ) -> None:
         self._model = model
         self._name = name
         self._state = TrainerState(updates=0, seed=seed)
@@ -67,10 +83,10 @@ class Trainer:
             self._parameters = parameters
         self._names = list(model.adapter_weights(name))
         self._befores: list[_Before] = []
-        on_gpu = model.device.type == "cuda"
-        self._optimizer = torch.optim.AdamW(
-            self._parameters, lr=0.0, fused=True if on_gpu else None
-        )
+        self._optimizer = make_optimizer(parameters, optimizer)
+        trained = sum(parameter.numel() for parameter in self._parameters)
+        planner = Planner(model, trained=trained, moments=MOMENT_BYTES[optimizer], held=held)
+        self._attempts = Attempts(planner, self.undone_on_error, model.device)
 
     @property
     def running(self) -> float:
@@ -100,24 +116,30 @@ class Trainer:
         Raises:
             GroupError: a sample is too long for a row.
             NonFiniteStep: loss, gradient or new weights were not finite.
+            NotEnoughMemory: by the estimate it can't fit; nothing was computed.
             TrainingError: torch failed, or memory ran out twice. The adapter is unchanged.
             CheckpointError: the reference is no adapter of this base model.
         """
 
         def work(watch: Watch, row_size: int) -> dict[str, float]:
             key = (self._state.seed % 2**64, self._state.updates)
-            parts = minibatches(samples, config, key=key)
-            updates = [rows_for(self._model, part, row_size) for part in parts]
+            with watch.phases.of("pack"):
+                parts = minibatches(samples, config, key=key)
+                updates = [rows_for(self._model, part, row_size) for part in parts]
             watch.plan(updates)
             return self._learn(updates, config, reference, watch)
 
-        return self.attempt(work, samples, config.max_tokens_per_row, on_progress)
+        return self.attempt(work, samples, config, on_progress)
+
+    def plan(self, row: int) -> MemoryPlan | None:
+        """What a step with a row of so many positions would take; None: there is no estimate."""
+        return self._attempts.planner.plan(row, 1)
 
     def attempt(
         self,
         work: Work,
         samples: Sequence[Sample],
-        row_size: int,
+        config: TrainConfig | TrainSFTConfig,
         on_progress: OnProgress | None,
     ) -> dict[str, float]:
         """Do `work`, and add how much it was and how long it took; an error undoes it.
@@ -128,16 +150,11 @@ class Trainer:
             samples: all that it trains.
 
         Raises:
+            NotEnoughMemory: by the estimate it can't fit; nothing was computed.
             TrainingError: torch failed, or memory ran out twice.
         """
         begun = time.perf_counter()
-        longest = max(sample.positions for sample in samples)
-        found = self._try(work, longest, row_size, on_progress)
-        if isinstance(found, OutOfMemory) and found.smaller is not None:
-            free()
-            found = self._try(work, longest, found.smaller, on_progress)
-        if isinstance(found, OutOfMemory):
-            raise found.error()
+        found = self._attempts.run(work, samples, config, on_progress)
         calls = [sample for sample in samples if not sample.observed]
         return {
             **found,
@@ -146,25 +163,6 @@ class Trainer:
             "train_seconds": time.perf_counter() - begun,
         }
 
-    def _try(
-        self, work: Work, longest_call: int, row_size: int, on_progress: OnProgress | None
-    ) -> dict[str, float] | OutOfMemory:
-        """Figures; or nothing has changed and no tensor is held."""
-        watch = Watch(on_progress)
-        try:
-            with self.undone_on_error():
-                return work(watch, row_size)
-        except TrainingError as error:
-            if error.__cause__ is None or not is_out_of_memory(error.__cause__):
-                raise
-            return OutOfMemory(
-                reason=str(error.__cause__),
-                row=watch.row,
-                fitted=watch.fitted,
-                longest_row=watch.longest_row,
-                longest_call=longest_call,
-            )
-
     def _learn(
         self,
         updates: Sequence[Sequence[Row]],
@@ -172,7 +170,8 @@ class Trainer:
         reference: Path | None,
         watch: Watch,
     ) -> dict[str, float]:
-        known, figures = known_rows(self._model, self._name, updates, config, reference)
+        with watch.phases.of("known logprobs"):
+            known, figures = known_rows(self._model, self._name, updates, config, reference)
         with self.training():
             each = [self._update(rows, config, watch) for rows in known]
         return {
@@ -191,13 +190,16 @@ class Trainer:
         parts = []
         for row in rows:
             watch.begin(row.row)
-            part = self._loss(row, config, bonus.weight)
-            part.loss.backward()
+            with watch.phases.of("forward"):
+                part = self._loss(row, config, bonus.weight)
+            with watch.phases.of("backward"):
+                part.loss.backward()
             parts.append(replace(part, loss=part.loss.detach()))
             watch.end(row.row)
         self._keep()  # while the GPU is at work: the figures wait for it
-        figures = figures_of_update(parts, rows)
-        norm = self.descend(figures["loss"], config, config.learning_rate)
+        with watch.phases.of("optimizer"):
+            figures = figures_of_update(parts, rows)
+            norm = self.descend(figures["loss"], config, config.learning_rate)
         if config.entropy_target is not None:
             bonus_after = bonus.after(
                 figures["entropy"], target=config.entropy_target, step=config.entropy_step
@@ -275,9 +277,8 @@ class Trainer:
                 weights, moments = before.tensors
                 with torch.no_grad():
                     torch._foreach_copy_(self._parameters, weights)
-                own = dict(zip(moments, copies(list(moments.values())), strict=True))
-                set_moments(self._optimizer, self._parameters, own)
-                del weights, moments, own  # an error keeps this frame alive
+                    put_back(self._optimizer, self._parameters, moments)
+                del weights, moments  # an error keeps this frame alive
             self._state = before.state
             if isinstance(error, RuntimeError | MemoryError | ARTError):
                 traceback.clear_frames(error.__traceback__)  # they hold the tensors of the step

@@ -7,12 +7,15 @@ rows would fit where memory ran out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from art_core.batch.forest import Row
+from art_core.training.phases import Phases
 
 OnProgress = Callable[[int, int], None]
 """Called with (positions done, positions in all)."""
+OnPlan = Callable[[int, int], None]
+"""Called with (positions of the longest row, optimizer steps) before any is computed."""
 
 
 @dataclass
@@ -20,6 +23,8 @@ class Watch:
     """How far a try has come."""
 
     on_progress: OnProgress | None
+    on_plan: OnPlan | None = None
+    phases: Phases = field(default_factory=Phases)
     total: int = 0
     done: int = 0
     longest_row: int = 0
@@ -30,9 +35,11 @@ class Watch:
 
     def plan(self, updates: Iterable[Sequence[Row]]) -> None:
         """Say which rows will be computed."""
-        sizes = [len(row) for rows in updates for row in rows]
-        self.total, self.longest_row = sum(sizes), max(sizes)
+        sizes = [[len(row) for row in rows] for rows in updates]
+        self.total, self.longest_row = sum(map(sum, sizes)), max(map(max, sizes))
         self.row = self.longest_row
+        if self.on_plan is not None:
+            self.on_plan(self.longest_row, len(sizes))
 
     def begin(self, row: Row) -> None:
         self.row = len(row)

@@ -21,6 +21,7 @@ from art_langgraph.cli.quickstart import run_quickstart
 from art_langgraph.cli.rehearse import run_rehearse
 from art_langgraph.cli.setup import app as setup_commands
 from art_langgraph.cli.sft import app as sft_commands
+from art_langgraph.cli.times import run_times
 from art_langgraph.visible import visible
 
 FAILED, INTERRUPTED = 1, 130
@@ -35,6 +36,7 @@ app = typer.Typer(
 app.command("quickstart")(run_quickstart)
 app.command("rehearse")(run_rehearse)
 app.command("doctor")(run_doctor)
+app.command("times")(run_times)
 app.add_typer(model_commands, name="model")
 app.add_typer(setup_commands, name="setup")
 app.add_typer(sft_commands, name="sft")

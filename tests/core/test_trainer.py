@@ -204,7 +204,7 @@ def test_how_the_head_is_cut_is_no_matter(
 ) -> None:
     whole, cut = tiny_policy(tiny_llama), tiny_policy(tiny_llama)
     expected = Trainer(whole, NAME, seed=0).step(calls(), CONFIG)
-    monkeypatch.setattr(logprobs, "chunk_size", lambda positions, held: 3)
+    monkeypatch.setattr(logprobs, "chunk_size", lambda positions, held, least: 3)
     got = Trainer(cut, NAME, seed=0).step(calls(), CONFIG)
     assert got["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-10)
     assert worst(weights(cut), weights(whole)) <= 1e-10

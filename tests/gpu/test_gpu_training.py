@@ -11,11 +11,12 @@ pytest.importorskip("torch", reason="art-langgraph[train] is not installed")
 import torch
 
 from art_core.batch.forest import plant
-from art_core.config import LoraSettings
+from art_core.config import LoraSettings, TrainConfig
 from art_core.nn.lora import LoraModel
 from art_core.nn.recompute import Recompute
 from art_core.training.logprobs import entry_logprobs
-from tests.core.samples import random_calls
+from art_core.training.trainer import Trainer
+from tests.core.samples import policy_calls, random_calls
 from tests.core.tiny_policy import NAME, shake, tiny_policy
 
 pytestmark = pytest.mark.gpu
@@ -69,3 +70,16 @@ def test_layers_that_forget_change_nothing(
     forgotten = step(model)
     assert torch.equal(kept[0], forgotten[0])
     assert torch.allclose(flat(kept[1]), flat(forgotten[1]), rtol=1e-2, atol=1e-3)
+
+
+def test_a_step_on_the_gpu_tells_its_memory_and_its_times(tiny_llama: Path) -> None:
+    """The peak is that of torch's tensors; phases are the GPU's own time, within the step's."""
+    model = on_gpu(tiny_llama, torch.bfloat16)
+    trainer = Trainer(model, NAME, seed=0)
+    config = TrainConfig(max_tokens_per_row=64, kl_penalty_coef=0.1)
+    figures = [trainer.step(policy_calls(seed), config) for seed in range(2)][1]
+    assert 0 < figures["memory/peak_gib"] < figures["memory/available_gib"]
+    phases = ("pack", "known logprobs", "forward", "backward", "optimizer")
+    seconds = [figures[f"seconds/{name}"] for name in phases]
+    assert min(seconds) > 0
+    assert sum(seconds) <= figures["train_seconds"]

@@ -111,6 +111,24 @@ def test_measure(scale: float, cap: float | None, dtype: torch.dtype) -> None:
         assert distance(mine, theirs) < ROUNDED[dtype]
 
 
+@pytest.mark.parametrize("shape", [(64, 64), (130, 192), (3584, 1000)])
+def test_unpack(shape: tuple[int, int]) -> None:
+    """Against bitsandbytes; a scale may round once less, so that bfloat16 may differ by one bit."""
+    functional = pytest.importorskip(
+        "bitsandbytes.functional", reason="art-langgraph[gpu] is not installed"
+    )
+    from art_core.nn import nf4_kernel
+
+    weight = draw(*shape, dtype=torch.bfloat16).detach()
+    packed, state = functional.quantize_4bit(weight, quant_type="nf4", compress_statistics=True)
+    assert nf4_kernel.can_unpack(state)
+    place = torch.full_like(weight, float("nan"))
+    nf4_kernel.unpack(packed, state, place)
+    want = functional.dequantize_4bit(packed, state)
+    assert (place - want).abs().max() <= 2.0**-7 * want.abs().max()
+    assert (place != want).float().mean() < 1e-3
+
+
 class Plainly:
     """One sequence of 39, without compiling anything."""
 

@@ -75,6 +75,16 @@ def test_a_torch_that_can_not_use_the_gpu_is_one() -> None:
     )
 
 
+@pytest.mark.parametrize(("installed", "status"), [(None, "skipped"), ("0.50.2", "pass")])
+def test_what_4_bits_need(installed: str | None, status: str) -> None:
+    machine = with_gpus(24)
+    machine = replace(machine, packages={**machine.packages, "bitsandbytes": installed})
+    finding = found(about_machine(machine, PLACES, "", NO_VLLM), "4 bits")
+    assert finding.status == status
+    assert bool(finding.fix) == (installed is None)
+    assert not any(f.check == "4 bits" for f in about_machine(LAPTOP, PLACES, "", NO_VLLM))
+
+
 @pytest.mark.parametrize(
     ("capability", "free", "status"),
     [((9, 0), 24, "pass"), ((9, 0), 2, "warn"), ((7, 5), 24, "warn"), ((6, 1), 24, "fail")],

@@ -1,0 +1,44 @@
+"""What is said of a run's memory when its model is registered, before anything is played.
+
+In: the module and the trainer. Out: the plan of a step of the usual size, in the log. The plan of a
+step itself, and its refusal, come with the step (training/attempt.py).
+"""
+
+from __future__ import annotations
+
+import logging
+
+from art_core.config import TrainConfig
+from art_core.errors import BaseModelError
+from art_core.nn.lora import LoraModel
+from art_core.readiness.memory import embedded_engine
+from art_core.readiness.shape import shape_of
+from art_core.training.trainer import Trainer
+
+_log = logging.getLogger(__name__)
+
+
+def held_beside(module: LoraModel, cached: int) -> dict[str, int]:
+    """Bytes that this process keeps on a processor beside a step; on a GPU they are looked up.
+
+    Args:
+        cached: positions of keys and values that the engine may keep in this process.
+    """
+    if module.device.type == "cuda":
+        return {}
+    try:
+        return embedded_engine(shape_of(module.config.to_dict()), cached)
+    except BaseModelError:  # no estimate is known for such a model
+        return {}
+
+
+def foretell(trainer: Trainer) -> None:
+    """Say whether a step of the usual size will fit."""
+    plan = trainer.plan(TrainConfig().max_tokens_per_row)
+    if plan is None:
+        _log.info("memory plan: none is known for this kind of model")
+    elif plan.lacks:
+        changes = " ".join(plan.changes(longest_call=1))
+        _log.warning("memory plan: a step will not fit: %s. %s", plan, changes)
+    else:
+        _log.info("memory plan: %s", plan)
