@@ -33,7 +33,7 @@ from art_core.nn.linear import product, use_onednn
 from art_core.nn.loading import load_causal
 from art_core.nn.merging import Merging
 from art_core.nn.recompute import Recompute
-from art_core.nn.unsloth_layers import use_unsloth_layers
+from art_core.nn.unsloth_layers import check_unsloth, use_unsloth_layers
 
 _log = logging.getLogger(__name__)
 
@@ -102,6 +102,8 @@ class LoraModel:
             BaseModelError: it can't be loaded, or makes its logits in a way that is not known.
             ConfigError: 4 bits or Unsloth's layers are asked for, and can't be had here.
         """
+        if layers == "unsloth":
+            check_unsloth(device, dtype)
         base = load_causal(path, dtype=dtype, device=device, four_bit=four_bit)
         return cls(base, path, layers=layers)
 

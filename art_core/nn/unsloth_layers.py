@@ -23,24 +23,32 @@ from art_core.nn.fused_layers import attended, replace, side_by_side, turns_all
 _OURS = 'Set TrainerConfig(layers="own"), which needs nothing more and is no slower.'
 
 
-def use_unsloth_layers(causal: Any) -> int:
-    """Replace blocks in place; returns how many. Those with a bias keep their own way.
+def check_unsloth(device: torch.device | str, dtype: torch.dtype) -> None:
+    """See that its layers can be had here, before anything is loaded for them.
 
     Raises:
-        ConfigError: there is no GPU or no Unsloth here, or the model has no block for it.
+        ConfigError: there is no GPU or no Unsloth.
     """
-    if causal.device.type != "cuda" or causal.dtype not in (torch.bfloat16, torch.float16):
+    kind = torch.device(device).type
+    if kind != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         raise ConfigError(
-            "Unsloth's layers need a GPU and half precision",
-            got=f"{causal.dtype} on {causal.device.type}",
-            fix=_OURS,
+            "Unsloth's layers need a GPU and half precision", got=f"{dtype} on {kind}", fix=_OURS
         )
     if find_spec("unsloth") is None:
         raise ConfigError(
             "Unsloth's layers are asked for",
             got="unsloth is not installed",
-            fix=f"Install it beside torch and transformers of its liking. Or: {_OURS}",
+            fix=f"Install it, with the torch and transformers that it wants. Or: {_OURS}",
         )
+
+
+def use_unsloth_layers(causal: Any) -> int:
+    """Replace blocks in place; returns how many. Those with a bias keep their own way.
+
+    Raises:
+        ConfigError: as `check_unsloth`; or the model has no block for it.
+    """
+    check_unsloth(causal.device, causal.dtype)
     import unsloth  # noqa: F401 - its parts refuse to be imported before it
 
     found = replace(causal, attend=_attend, feed=_feed, prepare=_has_no_bias)
