@@ -26,7 +26,7 @@ class Recipe:
     lessons: int = 9
     """Customers whose conversations are given whole, as labelled examples: the warm-up is one
     supervised step on them. Without it two of the three tools are hardly ever sampled at first."""
-    lesson_rate: float = 4e-4
+    lesson_rate: float = 3.6e-4
     """Learning rate of the warm-up."""
 
     groups: int = 6
@@ -64,7 +64,7 @@ class Recipe:
 
     train: TrainConfig = field(
         default_factory=lambda: TrainConfig(
-            learning_rate=1.4e-3,
+            learning_rate=8e-4,
             trained_share_power=1.0,
             scale_rewards="group",
             zero_advantages="leave_out",
