@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -85,6 +85,11 @@ def random_calls(seed: int, *, vocab: int = 40, groups: int = 3) -> list[Sample]
         )
         for index, at in enumerate(order)
     ]
+
+
+def learned(figures: Mapping[str, float]) -> set[str]:
+    """Names of the figures that say what was learned, not how long it took and in what memory."""
+    return {f for f in figures if "seconds" not in f and not f.startswith("memory/")}
 
 
 def policy_calls(seed: int = 0) -> list[Sample]:
