@@ -22,7 +22,7 @@ _ARGUMENTS = {
     "refund": ("order", "amount"),
     "look_up": ("name",),
 }
-PARTS = {"tool": 0.25, "arguments": 0.2, "answer": 0.55}
+PARTS = {"tool": 0.2, "arguments": 0.2, "answer": 0.6}
 """The reward's parts and what each is worth."""
 
 _FIRST = (

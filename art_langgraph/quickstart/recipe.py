@@ -26,14 +26,14 @@ class Recipe:
     lessons: int = 9
     """Customers whose conversations are given whole, as labelled examples: the warm-up is one
     supervised step on them. Without it two of the three tools are hardly ever sampled at first."""
-    lesson_rate: float = 3.6e-4
+    lesson_rate: float = 3e-4
     """Learning rate of the warm-up."""
 
     groups: int = 6
     """Customers a step."""
     group_size: int = 8
     """Rollouts of each customer."""
-    max_steps: int = 20
+    max_steps: int = 24
     customers: int = 180
     """Customers to train on, taken in turn."""
     held_out: int = 36
@@ -52,7 +52,7 @@ class Recipe:
     steady_negative_weight: float = 0.0
     """`negative_weight` in them; later it is that of `train`. At 0 they learn from what did better
     than its group alone."""
-    rate_decay: float = 0.88
+    rate_decay: float = 0.93
     """After them each step's learning rate is this share of the one before."""
 
     max_tokens: int = 48

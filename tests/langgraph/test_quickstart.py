@@ -133,7 +133,7 @@ def test_no_wording_comes_again_before_all_of_its_tool_have() -> None:
 def test_the_learning_rate_falls_after_the_steady_steps() -> None:
     recipe = Recipe()
     rates = [recipe.train_config(step).learning_rate for step in (0, 4, 5, 13)]
-    assert rates == pytest.approx([8e-4, 8e-4, 8e-4 * 0.88, 8e-4 * 0.88**9])  # 2.53e-4
+    assert rates == pytest.approx([8e-4, 8e-4, 8e-4 * 0.93, 8e-4 * 0.93**9])  # 4.16e-4
 
 
 def test_what_did_worse_counts_after_the_steady_steps() -> None:
