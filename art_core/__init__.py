@@ -19,6 +19,7 @@ from art_core.config import (
     ModelConfig,
     SamplingConfig,
     TrainConfig,
+    TrainerConfig,
     TrainSFTConfig,
     VllmConfig,
 )
@@ -71,6 +72,7 @@ __all__ = [
     "TrainResult",
     "TrainSFTConfig",
     "TrainableModel",
+    "TrainerConfig",
     "Trajectory",
     "TrajectoryGroup",
     "VllmConfig",
