@@ -15,6 +15,7 @@ import shutil
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
@@ -94,6 +95,8 @@ class AdapterShelf:
         self._paths: dict[AdapterRef, Path] = {}
         self._loaded: dict[AdapterRef, Loaded] = {}
         self._loading: dict[AdapterRef, Future[None]] = {}
+        self._wanted: Counter[AdapterRef] = Counter()
+        """Calls that are about to use them."""
         self._left: list[Loaded] = []
         """Replaced or forgotten while calls need them."""
         if stand_in:
@@ -177,6 +180,15 @@ class AdapterShelf:
         )
 
     async def _take(self, ref: AdapterRef) -> Loaded:
+        with self._lock:
+            self._wanted[ref] += 1  # else it may go again before this call has it
+        try:
+            return await self._loaded_for(ref)
+        finally:
+            with self._lock:
+                self._wanted[ref] -= 1
+
+    async def _loaded_for(self, ref: AdapterRef) -> Loaded:
         while True:
             with self._lock:
                 loaded = self._loaded.get(ref)
@@ -278,7 +290,11 @@ class AdapterShelf:
         """Unload what nobody needs: what is leaving, and what is too much."""
         with self._lock:
             idle = sorted(
-                (loaded for loaded in self._loaded.values() if not loaded.users),
+                (
+                    loaded
+                    for loaded in self._loaded.values()
+                    if not loaded.users and not self._wanted[loaded.ref]
+                ),
                 key=lambda loaded: loaded.asked,
             )
             for loaded in idle[: max(0, len(self._loaded) - self._slots)]:

@@ -266,6 +266,17 @@ async def test_what_is_in_use_stays_though_there_is_no_slot(
     assert len(stub.loaded) == 2
 
 
+async def test_what_was_loaded_for_a_call_is_not_unloaded_before_it(
+    engine: VllmEngine, stub: StubVllm
+) -> None:
+    """Two long calls hold both slots; two others need a slot each. Seen with vLLM: each unloaded
+    what the other had just loaded, thousands of times, and vLLM came to nothing else."""
+    stub.delay = 0.2
+    await asyncio.gather(*(collect(engine, request(step)) for step in (0, 1, 2, 3)))
+    loads = [line for line in stub.asked if line.startswith("load")]
+    assert sorted(loads) == [f"load agent@{step}" for step in range(4)]
+
+
 async def test_many_calls_load_an_adapter_once(engine: VllmEngine, stub: StubVllm) -> None:
     await asyncio.gather(*(collect(engine, request(1)) for _ in range(20)))
     assert stub.asked.count("load agent@1") == 1
