@@ -556,8 +556,10 @@ def test_a_fault_while_a_group_is_built_closes_the_rollouts_before_it() -> None:
 @pytest.mark.skipif(os.name == "nt", reason="not on this platform: sends a Unix signal")
 def test_ctrl_c_leaves_no_task_and_no_complaint() -> None:
     script = textwrap.dedent("""
-        import asyncio, sys
+        import asyncio, signal, sys
         import art_core as art
+
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's "&" ignores it
 
         async def rollout():
             try:
