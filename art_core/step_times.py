@@ -72,17 +72,21 @@ def told(figures: Mapping[str, Any]) -> str:
 
 
 def gather_seconds(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
-    """From the first rollout's start to the last one's end; nothing if no rollout was timed."""
-    spans = [
+    """How long any rollout was under way; nothing if none was timed. Time between them, such as
+    that between two processes of a run, is not gathering."""
+    spans = sorted(
         (trajectory.start_time, trajectory.start_time + float(trajectory.metrics["duration"]))
         for group in groups
         for trajectory in group
         if "duration" in trajectory.metrics
-    ]
+    )
     if not spans:
         return {}
-    begun, ended = zip(*spans, strict=True)
-    return {f"{PREFIX}gather": max(0.0, max(ended) - min(begun))}
+    whole, reached = 0.0, spans[0][0]
+    for begun, ended in spans:
+        whole += max(0.0, ended - max(begun, reached))
+        reached = max(reached, ended)
+    return {f"{PREFIX}gather": whole}
 
 
 def _in_order(seconds: Mapping[str, float]) -> dict[str, float]:

@@ -98,13 +98,18 @@ def put_back(
         f"{i}.{key}": value
         for i, parameter in enumerate(parameters)
         for key, value in optimizer.state.get(parameter, {}).items()
-        if isinstance(value, Tensor)
+        if key not in _TABLES
     }
     if held.keys() != moments.keys():
         own = dict(zip(moments, copies(list(moments.values())), strict=True))
         set_moments(optimizer, parameters, own)
-    elif held:
-        torch._foreach_copy_(list(held.values()), [moments[key] for key in held])
+        return
+    tensors = {key: value for key, value in held.items() if isinstance(value, Tensor)}
+    if tensors:
+        torch._foreach_copy_(list(tensors.values()), [moments[key] for key in tensors])
+    for key in held.keys() - tensors.keys():  # numbers: bitsandbytes counts steps in Python
+        index, _, name = key.partition(".")
+        optimizer.state[parameters[int(index)]][name] = moments[key].item()
 
 
 def _as_torch(

@@ -59,7 +59,7 @@ class Recipe:
     """Sampled tokens of one call, at most."""
     recursion_limit: int = 4
     """Supersteps of the graph; one call of a tool takes three, and the fourth ends it."""
-    minutes: int = 5
+    minutes: int = 4
     """About how long it takes on two cores, download apart."""
 
     train: TrainConfig = field(

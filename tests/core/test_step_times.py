@@ -53,6 +53,9 @@ def test_gathering_lasts_from_the_first_start_to_the_last_end() -> None:
     groups = [art.TrajectoryGroup([early, untimed]), art.TrajectoryGroup([late])]
     assert gather_seconds(groups) == {"seconds/gather": 10.0}
     assert gather_seconds([art.TrajectoryGroup([untimed])]) == {}
+    next_day = art.Trajectory(start_time=86400.0, metrics={"duration": 5.0})
+    later = [*groups, art.TrajectoryGroup([next_day])]  # the run was stopped between them
+    assert gather_seconds(later) == {"seconds/gather": 15.0}
 
 
 def test_bars_are_as_high_as_they_are_long() -> None:
