@@ -35,6 +35,8 @@ class Bench(Protocol):
 
     wants_probe: bool
     """A new step has to be proved to answer."""
+    gives_way: bool
+    """The engine has no memory of the device while there is `exclusive` work."""
     cached: int
     """Positions of keys and values that are kept in this process while a step is trained."""
 
@@ -69,7 +71,7 @@ class Bench(Protocol):
 class EmbeddedBench:
     """The module that the embedded engine samples from: what was trained is what answers."""
 
-    wants_probe = False
+    wants_probe = gives_way = False
 
     def __init__(self, engine: EmbeddedEngine, *, cached: int) -> None:
         self._engine, self.cached = engine, cached
@@ -106,13 +108,14 @@ class OwnBench:
     def __init__(
         self, module: LoraModel, engine: VllmEngine, *, sleeps: bool, threads: int | None
     ) -> None:
-        self._module, self._engine, self._sleeps = module, engine, sleeps
+        self._module, self._engine = module, engine
+        self.gives_way = sleeps
         limit = functools.partial(torch.set_num_threads, threads) if threads else None
         self._thread = ThreadPoolExecutor(1, "art-trainer", initializer=limit)
         self._turn = asyncio.Lock()
 
     async def exclusive(self, work: Callable[[LoraModel], T]) -> T:
-        return await to_its_end(self._alone(work, awake=not self._sleeps))
+        return await to_its_end(self._alone(work, awake=not self.gives_way))
 
     async def aside(self, work: Callable[[LoraModel], T]) -> T:
         """As `Bench.aside`; where memory is too little, with vLLM asleep after all."""
@@ -124,7 +127,7 @@ class OwnBench:
                 try:
                     return await self._run(work)
                 except Exception as error:
-                    if not self._sleeps or not is_out_of_memory(error):
+                    if not self.gives_way or not is_out_of_memory(error):
                         raise
                     _log.info("vLLM sleeps after all: %s", error)
             async with self._engine.asleep():

@@ -7,6 +7,7 @@ step itself, and its refusal, come with the step (training/attempt.py).
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from art_core.config import TrainConfig
 from art_core.errors import BaseModelError
@@ -32,9 +33,15 @@ def held_beside(module: LoraModel, cached: int) -> dict[str, int]:
         return {}
 
 
-def foretell(trainer: Trainer) -> None:
-    """Say whether a step of the usual size will fit."""
+def foretell(trainer: Trainer, *, gives_way: bool) -> None:
+    """Say whether a step of the usual size will fit.
+
+    Args:
+        gives_way: vLLM has memory of the device now, and none of it while a step is trained.
+    """
     plan = trainer.plan(TrainConfig().max_tokens_per_row)
+    if plan is not None and gives_way:
+        plan = replace(plan, room=replace(plan.room, available=plan.room.whole))
     if plan is None:
         _log.info("memory plan: none is known for this kind of model")
     elif plan.lacks:

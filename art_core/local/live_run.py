@@ -115,7 +115,7 @@ class LiveRun:
                 module.drop_adapter(adapter)
                 raise
             base.bench.adopt(AdapterRef(model.name, step), adapter)
-            foretell(trainer)
+            foretell(trainer, gives_way=base.bench.gives_way)
             return trainer, step
 
         trainer, step = await base.bench.aside(load)
