@@ -74,10 +74,13 @@ def strict_loads(text: str) -> Any:
     """`json.loads` that takes JSON only: no NaN, no Infinity.
 
     Raises:
-        ValueError: `text` is not JSON, or nests too deep to be read.
+        ValueError: `text` is not JSON, nests too deep to be read, or has half a character.
     """
     try:
-        return json.loads(text, parse_constant=_no_constant)
+        value = json.loads(text, parse_constant=_no_constant)
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
     except RecursionError as error:
         raise ValueError("nested too deep") from error
 

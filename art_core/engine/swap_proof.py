@@ -80,6 +80,13 @@ async def prove_swap(
             for ids, places in zip(probe.sequences, probe.tokens, strict=True)
         ]
         scored.append(np.concatenate(parts).astype(np.float64))
+        if not np.isfinite(scored[-1]).all():
+            raise EngineError(
+                f"{adapter or 'the base model'} is answered by logprobs that are no numbers",
+                got=f"{int((~np.isfinite(scored[-1])).sum())} of {len(scored[-1])}",
+                expected="finite logprobs",
+                fix="Look at the engine's log, and at the step's weights for NaN.",
+            )
     verdict = judge(probe.before, probe.after, *scored)
     if verdict.outcome == "refuted":
         raise EngineError(

@@ -114,7 +114,8 @@ def _last(name: str) -> str:
 def _sha256(folder: Path) -> str | None:
     parts: dict[str, bytes] = {}
     for path in sorted(folder.glob("*.safetensors")):
-        parts |= _samples(path)
+        if not path.name.startswith("consolidated"):  # the same weights in Mistral's own format
+            parts |= _samples(path)
     if not parts:
         return None
     digest = hashlib.sha256()

@@ -105,3 +105,18 @@ async def test_an_engine_that_goes_on_with_the_old_step_is_an_error() -> None:
     old, new = AdapterRef("agent", 1), AdapterRef("agent", 2)
     with pytest.raises(EngineError, match=r"agent@2 is not answered by its own weights.*0\.00 of"):
         await prove_swap(_Stale(), old, new, probe)
+
+
+class _Broken:
+    """An engine whose second step has weights that are no numbers."""
+
+    async def score(self, adapter: AdapterRef | None, ids: Ids) -> Logprobs:
+        worth = math.nan if adapter == AdapterRef("agent", 2) else -1.0
+        return np.full(len(ids) - 1, worth, np.float32)
+
+
+async def test_logprobs_that_are_no_numbers_are_an_error() -> None:
+    ids = np.arange(101, dtype=np.int32)
+    probe = Probe((ids,), (np.arange(1, 101),), BEFORE[:100], BEFORE[:100] + STEP[:100])
+    with pytest.raises(EngineError, match="agent@2 is answered by logprobs that are no numbers"):
+        await prove_swap(_Broken(), AdapterRef("agent", 1), AdapterRef("agent", 2), probe)

@@ -76,5 +76,12 @@ def test_a_model_in_the_hubs_cache_has_its_name(tmp_path: Path) -> None:
     assert identify(base(folder)).name == "Qwen/Qwen2.5-0.5B"
 
 
+def test_the_same_weights_in_mistrals_own_format_do_not_count(tmp_path: Path) -> None:
+    folder = base(tmp_path / "plain")
+    before = identify(folder)
+    numpy.save_file({"x": np.ones(3, np.float32)}, folder / "consolidated.safetensors")
+    assert identify(folder).sha256 == before.sha256
+
+
 def test_a_model_without_such_files_has_a_name_alone(tmp_path: Path) -> None:
     assert identify(tmp_path).sha256 is None

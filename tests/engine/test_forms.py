@@ -138,6 +138,27 @@ READ: dict[str, tuple[str, str, list[Event]]] = {
         ),
         [ToolCall("look", '{"q": "a </parameter> b </tool_call>\\n"}')],
     ),
+    "xml, an argument without its end, then whole": (
+        "qwen3_coder",
+        (
+            "<tool_call>\n<function=look>\n<parameter=q>\na\n</function>\n</tool_call>\n"
+            "<tool_call>\n<function=look>\n<parameter=q>\né\n</parameter>\n</function>\n</tool_call>"
+        ),
+        ["<tool_call>\n<function=look>\n<parameter=q>\na\n</function>\n</tool_call>", LOOK],
+    ),
+    "xml, an argument run into the next": (
+        "qwen3_coder",
+        (
+            "<tool_call>\n<function=look>\n<parameter=q>\na\n<parameter=n>\n3\n</parameter>\n"
+            "</function>\n</tool_call>"
+        ),
+        [
+            (
+                "<tool_call>\n<function=look>\n<parameter=q>\na\n<parameter=n>\n3\n</parameter>\n"
+                "</function>\n</tool_call>"
+            )
+        ],
+    ),
     "xml, broken, then whole": (
         "qwen3_coder",
         "<tool_call>\n<function=look>\noops <tool_call>\n<function=now>\n</function>\n</tool_call>",
@@ -154,6 +175,10 @@ READ: dict[str, tuple[str, str, list[Event]]] = {
         "[now(), look(q=open()), now()]",
         [NOW, " look(q=open())", NOW],
     ),
+    "python, unpacked arguments": ("pythonic", '[look(**{"q": "é"})]', ['[look(**{"q": "é"})]']),
+    "python, an argument twice": ("pythonic", '[look(q="a", q="é")]', ['[look(q="a", q="é")]']),
+    "python, no number of JSON": ("pythonic", "[look(n=1e999)]", ["[look(n=1e999)]"]),
+    "python, cut in the second": ("pythonic", '[now(), look(q="B', [NOW, 'look(q="B']),
     "python, a list in text": ("pythonic", "a[0] = [f(1)]", ["a[0] = [f(1)]"]),
     "llama 4": ("llama4_pythonic", "<|python_start|>[now()]<|python_end|>", [NOW]),
     "lfm2": ("lfm2", '<|tool_call_start|>[look(q="é")]<|tool_call_end|>', [LOOK]),
@@ -229,6 +254,18 @@ def test_thoughts_stand_before_the_answer(case: str, longest: int) -> None:
     assert read(AnswerForm(thoughts=THINK), text, longest, prompt) == expected
 
 
+def test_an_optional_text_is_none_as_the_template_writes_it() -> None:
+    """Qwen3.5's template writes null as Python does."""
+    kind = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+    tools = [{"function": {"name": "look", "parameters": {"properties": {"q": kind}}}}]
+    text = (
+        "<tool_call>\n<function=look>\n<parameter=q>\nNone\n</parameter>\n</function>\n</tool_call>"
+    )
+    parser = AnswerForm(calls=FORMS["qwen3_coder"]).parser(tools, limit=None, prompt="")
+    found = merged([*parser.push(text), *parser.finish()])
+    assert found == [ToolCall("look", '{"q": null}')]
+
+
 # Channels
 
 ANALYSIS = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
@@ -255,6 +292,11 @@ CHANNELS: dict[str, tuple[str, list[Event]]] = {
     "cut in a thought": ("<|channel|>analysis<|message|>h", [Thought("h")]),
     "cut in a head": ("<|channel|>ana", []),
     "no channel": ("plain", ["plain"]),
+    "no channel, but an end": ("plain<|return|>", ["plain"]),
+    "words before the first channel": (
+        "a<|start|>assistant<|channel|>final<|message|>b<|return|>",
+        ["a\nb"],
+    ),
 }
 
 

@@ -94,6 +94,11 @@ def test_calls_of_the_tools_and_nothing_else(several: bool, text: str, is_allowe
     assert accepts(tool_call_grammar(tools, several=several), text) is is_allowed
 
 
+def test_a_tool_may_be_called_as_the_place_of_its_name() -> None:
+    grammar = tool_call_grammar([tool("RENAME_FILE")], several=True)
+    assert accepts(grammar, hermes("RENAME_FILE", "{}"))
+
+
 def test_calls_or_an_answer_in_json() -> None:
     grammar = tool_call_grammar([tool("now")], several=True, or_json=ORDER)
     assert grammar.kind == "json_schema"

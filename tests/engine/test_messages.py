@@ -66,7 +66,9 @@ def test_no_arguments_are_an_empty_object(raw: str | None) -> None:
     assert shown["tool_calls"][0]["function"]["arguments"] == {}
 
 
-@pytest.mark.parametrize("raw", ['{"path":"a.txt","text":"hel', "null", "[]", '{"a": NaN}', "3"])
+@pytest.mark.parametrize(
+    "raw", ['{"path":"a.txt","text":"hel', "null", "[]", '{"a": NaN}', "3", r'{"a": "\ud83d"}']
+)
 def test_a_broken_call_in_history_stays_as_the_text_it_is(raw: str) -> None:
     """Cases 003 and 005: it is neither refused nor turned into another call."""
     shown = one({"role": "assistant", "content": "so", "tool_calls": [call(raw), call("{}")]})

@@ -105,5 +105,11 @@ def json_object(text: str) -> dict[str, Any] | None:
 
 
 def written(value: object) -> str:
-    """A value as JSON, in the spelling of chat templates."""
-    return json.dumps(value, ensure_ascii=False)
+    """A value as JSON, in the spelling of chat templates.
+
+    Raises:
+        ValueError: it is none, as an infinite number, or half a character.
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    text.encode()
+    return text

@@ -67,8 +67,11 @@ class HarmonyParser:
                 head, mark, rest = self._buffer.partition(MESSAGE)
                 if not mark:
                     return events + (self._rest() if is_last else [])
-                self._head, self._buffer = head.rpartition("<|start|>")[2], rest
-                self._has_body = False
+                before, _, self._head = head.rpartition("<|start|>")
+                self._buffer, self._has_body = rest, False
+                if (text := _MARK.split(before, maxsplit=1)[0]).strip(SPACE):
+                    events += self._text(text)
+                    self._has_body = False
             if not self._body(events, is_last=is_last):
                 return events
         return events
@@ -119,6 +122,6 @@ class HarmonyParser:
         return [joint + body]
 
     def _rest(self) -> list[Event]:
-        """What has no body: text, unless it is the beginning of a head."""
-        text, self._buffer = self._buffer, ""
-        return self._text(text) if text.strip(SPACE) and not _MARK.search(text) else []
+        """What has no body: text up to a mark, behind which a head begins."""
+        text, self._buffer = _MARK.split(self._buffer, maxsplit=1)[0], ""
+        return self._text(text) if text.strip(SPACE) and not _ADDRESS.search(text) else []

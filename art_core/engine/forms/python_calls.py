@@ -44,8 +44,9 @@ class PythonBlock:
         if text[start] != "[" or not _may_be(text[start + 1 :].lstrip(SPACE)):
             return broken
         parts, end = _parts(text, start)
-        if end is None:
-            return broken if is_last else None
+        if end is None and not is_last:
+            return None
+        end = len(text) if end is None else end
         items = [_call(part, self._known) or part for part in parts if part.strip(SPACE)]
         if not any(isinstance(item, ToolCall) for item in items):
             return broken
@@ -85,7 +86,7 @@ def _parts(text: str, start: int) -> tuple[list[str], int | None]:
         elif char == "," and depth == 1:
             parts.append(text[begin : found.start()])
             begin = at
-    return parts, None
+    return [*parts, text[begin:]], None
 
 
 def _call(text: str, known: Collection[str] | None) -> ToolCall | None:
@@ -94,6 +95,8 @@ def _call(text: str, known: Collection[str] | None) -> ToolCall | None:
         node = ast.parse(text.strip(), mode="eval").body
         if not isinstance(node, ast.Call) or node.args:
             return None
+        if None in (keys := [word.arg for word in node.keywords]) or len(keys) != len({*keys}):
+            return None  # **values, or one told twice
         name = ast.unparse(node.func)
         if known is not None and name not in known:
             return None

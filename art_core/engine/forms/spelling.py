@@ -108,8 +108,9 @@ class Speller:
         rules = []
         for i, tool in enumerate(tools):
             name = tool["function"]["name"]
-            head = spelling.head.replace('"NAME"', json.dumps(name, ensure_ascii=False))
-            head = self._literal(head.replace("NAME", name))
+            quoted = json.dumps(name, ensure_ascii=False)
+            parts = spelling.head.split('"NAME"')  # the name itself may have NAME in it
+            head = self._literal(quoted.join(part.replace("NAME", name) for part in parts))
             parameters = tool["function"].get("parameters") or {}
             rules.append(f"tool_{i}: {head} parameters_{i} {self._literal(spelling.tail)}")
             if self._form.calls is not None and self._form.calls.name == "qwen3_coder":

@@ -20,6 +20,8 @@ _PARAMETER = re.compile(r"\s*<parameter=([^<>\s]+)>\n?")
 _VALUE_END = re.compile(r"\n?</parameter>\s*(?=<parameter=|</function>)")
 """A closing tag in a value, case 049, is one that neither a parameter nor the end follows."""
 _END = re.compile(r"\s*</function>\s*</tool_call>")
+_LOST = re.compile(r"</function>\s*</tool_call>|\n<parameter=([^<>\s]+)>")
+"""In a value: its own end was forgotten, and it has run into what follows."""
 _LONGEST_END = 64
 """Letters before the end of what was searched that are looked at again."""
 
@@ -44,6 +46,8 @@ class XmlBlock:
             self._name, self._at = head[1], head.end()
         while self._value(text) or self._parameter(text):
             pass
+        if self._is_lost():
+            return broken
         if self._key is None:
             if end := _END.match(text, self._at):
                 return Read(self._call(), end.end(), is_over=True)
@@ -72,9 +76,18 @@ class XmlBlock:
         self._key, self._at = None, found.end()
         return True
 
+    def _is_lost(self) -> bool:
+        """True if a value has run over its end: into another call, or another parameter."""
+        found = (each for value in self._values.values() for each in _LOST.finditer(value))
+        return any(each[1] is None or each[1] in self._properties for each in found)
+
+    @property
+    def _properties(self) -> Mapping[str, Any]:
+        return (self._tools.get(self._name) or {}).get("properties") or {}
+
     def _call(self) -> ToolCall:
-        properties = (self._tools.get(self._name) or {}).get("properties") or {}
-        typed = {key: _typed(text, properties.get(key)) for key, text in self._values.items()}
+        of = self._properties
+        typed = {key: _typed(text, of.get(key)) for key, text in self._values.items()}
         return ToolCall(self._name, written(typed))
 
 
@@ -97,10 +110,11 @@ def _may_go_on(rest: str) -> bool:
 def _typed(text: str, schema: Any) -> Any:
     """A value as the schema has it; as text where it fits nothing else."""
     kinds = _kinds(schema)
-    if "string" in kinds and not (text == "null" and "null" in kinds):
+    if "string" in kinds and not (text in ("null", "None") and "null" in kinds):
         return text
     try:
         value = strict_loads(text)
+        written(value)  # 1e999 is none
     except ValueError:
         spelled = {"True": True, "False": False, "None": None}  # as the templates write them
         return spelled.get(text, text)
