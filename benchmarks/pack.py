@@ -33,6 +33,7 @@ from art_core.batch.minibatches import minibatches
 from art_core.batch.select import select
 from art_core.engine.tokenizer import HFTokenizer
 from art_core.nn.base_model import resolve_base_model
+from art_core.nn.memory import keep_freed_memory
 from benchmarks.agent_load import MODEL, Conversation, Load, trajectory_groups
 from benchmarks.comparison import MIN_REPEATS, Comparison, compare_seconds, machine
 
@@ -233,13 +234,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument(
         "--peer-python",
-        type=Path,
+        type=lambda told: Path(told).absolute(),
         help="python of an environment with benchmarks/requirements-art.txt; without it only the "
         "gate and our own figures",
     )
     args = parser.parse_args()
     load, repeats = (Load(8, 4, 3), MIN_REPEATS) if args.quick else (Load(), args.repeats)
     torch.set_num_threads(1)
+    keep_freed_memory()  # as in a process that trains
     base = resolve_base_model(args.model)
     conversations = load.draw(HFTokenizer(base), seed=0)
     tokens = sum(len(one.ids) for group in conversations for one in group)

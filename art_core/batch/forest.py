@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +20,11 @@ import numpy.typing as npt
 from art_core.batch.leaves import Leaf, leaves_of
 from art_core.batch.pack import pack
 from art_core.batch.sample import Sample
-from art_core.calls import Ids
 from art_core.errors import GroupError
 
 Int = npt.NDArray[np.int64]
 Float = npt.NDArray[np.float64]
+_Number = TypeVar("_Number", bound=np.generic)
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,35 +111,44 @@ def _row(leaves: Sequence[Leaf], row: Sequence[int]) -> Row:
     Args:
         row: which of the leaves, in order.
     """
+    starts, room = _starts(leaves, row)
+    longest = max(len(leaves[k].ids) for k in row)
+    count = np.arange(max(longest, room))
+    ids, depth = np.empty(room, np.int64), np.empty(room, np.int64)
     # Row position at each depth of the path under way.
-    current = np.zeros(max(len(leaves[k].ids) for k in row), dtype=np.int64)
-    ids: list[Ids] = []
-    depth: list[Int] = []
+    current = np.empty(longest, np.int64)
     run_start: list[int] = []
     attached: list[int] = []  # row position a run hangs from; -1 for a root
     samples: list[Sample] = []
     positions: list[Int] = []
-    size, before = 0, -1
-    for k in row:
+    size = 0
+    for k, shared in zip(row, starts, strict=True):
         path = leaves[k].ids
-        shared = min(leaf.shared for leaf in leaves[before + 1 : k + 1]) if before >= 0 else 0
         run_start.append(size)
         attached.append(int(current[shared - 1]) if shared else -1)
-        ids.append(path[shared:])
-        depth.append(np.arange(shared, len(path)))
         end = size + len(path) - shared
-        current[shared : len(path)] = np.arange(size, end)
+        ids[size:end] = path[shared:]
+        depth[size:end] = count[shared : len(path)]
+        current[shared : len(path)] = count[size:end]
         for sample in leaves[k].samples:
             samples.append(sample)
             first = len(sample.prompt_ids) - 1
             positions.append(current[first : first + len(sample.sampled_ids)].copy())
-        size, before = end, k
+        size = end
     return Row(
-        ids=np.concatenate(ids).astype(np.int64),
-        depth=np.concatenate(depth),
+        ids=ids,
+        depth=depth,
         segments=_segments(np.array(run_start), np.array(attached), size),
         entries=_entries(samples, positions),
     )
+
+
+def _starts(leaves: Sequence[Leaf], row: Sequence[int]) -> tuple[list[int], int]:
+    """What each leaf of a row shares with the one before it there; positions of the row."""
+    starts = [0]
+    for before, k in pairwise(row):
+        starts.append(min(leaf.shared for leaf in leaves[before + 1 : k + 1]))
+    return starts, sum(len(leaves[k].ids) for k in row) - sum(starts)
 
 
 def _segments(run_start: Int, attached: Int, size: int) -> Segments:
@@ -158,19 +169,19 @@ def _segments(run_start: Int, attached: Int, size: int) -> Segments:
 def _entries(samples: Sequence[Sample], positions: Sequence[Int]) -> Entries:
     lengths = [len(s.sampled_ids) for s in samples]
 
-    def spread(values: Sequence[float] | Sequence[int] | Sequence[bool]) -> npt.NDArray[np.generic]:
-        return np.repeat(np.asarray(values), lengths)
+    def spread(dtype: type[_Number], name: str) -> npt.NDArray[_Number]:
+        return np.repeat(np.array([getattr(s, name) for s in samples], dtype), lengths)
 
     return Entries(
         position=np.concatenate(positions),
-        target=np.concatenate([s.sampled_ids for s in samples]).astype(np.int64),
-        logprob=np.concatenate([s.logprobs for s in samples]).astype(np.float64),
-        advantage=spread([s.advantage for s in samples]).astype(np.float64),
-        weight=spread([s.weight for s in samples]).astype(np.float64),
-        temperature=spread([s.temperature for s in samples]).astype(np.float64),
-        distorted=spread([s.distorted for s in samples]).astype(np.bool_),
-        call=spread([s.call for s in samples]).astype(np.int64),
-        trajectory=spread([s.trajectory for s in samples]).astype(np.int64),
-        staleness=spread([s.staleness for s in samples]).astype(np.int64),
-        observed=spread([s.observed for s in samples]).astype(np.bool_),
+        target=np.concatenate([s.sampled_ids for s in samples], dtype=np.int64),
+        logprob=np.concatenate([s.logprobs for s in samples], dtype=np.float64),
+        advantage=spread(np.float64, "advantage"),
+        weight=spread(np.float64, "weight"),
+        temperature=spread(np.float64, "temperature"),
+        distorted=spread(np.bool_, "distorted"),
+        call=spread(np.int64, "call"),
+        trajectory=spread(np.int64, "trajectory"),
+        staleness=spread(np.int64, "staleness"),
+        observed=spread(np.bool_, "observed"),
     )

@@ -51,19 +51,21 @@ def _chains(samples: Sequence[Sample]) -> list[tuple[bytes, list[Sample]]]:
 
     It spares most of an agent's calls the sorting, and their copies the memory.
     """
-    chains: list[tuple[bytes, list[Sample]]] = []
-    chain: list[Sample] = []
-    last = b""
-    for sample in samples:
-        prompt, sampled = sample.prompt_ids.astype(_ID), sample.sampled_ids[:-1].astype(_ID)
-        key = prompt.tobytes() + sampled.tobytes()
-        if chain and not key.startswith(last):
-            chains.append((last, chain))
-            chain = []
-        chain.append(sample)
-        last = key
-    chains.append((last, chain))
-    return chains
+    chains = [[samples[0]]]
+    last = _bytes(samples[0])
+    for sample in samples[1:]:
+        path = _bytes(sample)
+        if path.startswith(last):
+            chains[-1].append(sample)
+        else:
+            chains.append([sample])
+        last = path
+    return [(chain[-1].path.astype(_ID).tobytes(), chain) for chain in chains]
+
+
+def _bytes(sample: Sample) -> bytes:
+    """Its path in the machine's own order."""
+    return b"".join((sample.prompt_ids.data, sample.sampled_ids[:-1].data))
 
 
 def common_prefix(a: Ids, b: Ids) -> int:

@@ -7,16 +7,18 @@ and where it is computed (forest.py).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from art_core.calls import Ids, Logprobs, ModelCall
 
 
-@dataclass(frozen=True, eq=False)
-class Sample:
-    """One trained call: what it read, what it sampled, and what that was worth."""
+class Sample(NamedTuple):
+    """One trained call: what it read, what it sampled, and what that was worth.
+
+    A tuple, because a step makes thousands: a frozen dataclass takes five times as long.
+    """
 
     prompt_ids: Ids
     """[P], P >= 1."""

@@ -96,7 +96,7 @@ def written_samples(
     if not any(rows):
         raise _nothing_left(left_out)
     numbers = iter(range(sum(map(len, rows))))
-    rows = [[replace(sample, call=next(numbers)) for sample in row] for row in rows]
+    rows = [[sample._replace(call=next(numbers)) for sample in row] for row in rows]
     return Written(rows, left_out, cut, max_length, warnings)
 
 
@@ -107,7 +107,7 @@ def shares(samples: Sequence[Sample]) -> list[Sample]:
     rows.
     """
     whole = sum(sample.weight * len(sample.sampled_ids) for sample in samples)
-    return [replace(sample, weight=sample.weight / whole) for sample in samples]
+    return [sample._replace(weight=sample.weight / whole) for sample in samples]
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,6 @@ are enough; they cost two forward passes more.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -59,7 +58,7 @@ def _chosen(samples: Sequence[Sample], longest: int) -> list[Sample]:
         size = sample.positions + 1
         if size < min(longest, left + 1) and len(chosen) < _SEQUENCES:
             left -= size
-            chosen.append(replace(sample, temperature=1.0, call=len(chosen)))
+            chosen.append(sample._replace(temperature=1.0, call=len(chosen)))
     return chosen
 
 

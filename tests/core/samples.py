@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -96,8 +95,7 @@ def policy_calls(seed: int = 0) -> list[Sample]:
     """Random calls whose sampler was near the policy: old logprobs of about -log 300."""
     rng = np.random.default_rng([seed, 1])
     return [
-        replace(
-            sample,
+        sample._replace(
             logprobs=rng.normal(-5.7, 0.3, len(sample.sampled_ids)).astype(np.float32),
             weight=0.0,
         )

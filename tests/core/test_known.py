@@ -3,7 +3,6 @@ reference of the KL, advantages with it.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +139,7 @@ def test_a_weight_by_call_is_that_of_the_whole_call(tiny_llama: Path, tmp_path: 
 
 def test_a_form_of_whole_calls_in_rows(tiny_llama: Path, tmp_path: Path) -> None:
     """GSPO's s = exp(mean(n - o)) of each call, by call: -s A, unclipped within wide bounds."""
-    samples = [replace(s, distorted=False) for s in policy_calls()]
+    samples = [s._replace(distorted=False) for s in policy_calls()]
     model = tiny_policy(tiny_llama)
     total = sum(len(s.sampled_ids) for s in samples)
 
@@ -168,7 +167,7 @@ def test_a_form_of_whole_calls_in_rows(tiny_llama: Path, tmp_path: Path) -> None
 
 def on_policy(samples: list[Sample]) -> list[Sample]:
     """Ratios of 1: the policy gradient is -A dn."""
-    return [replace(s, distorted=True) for s in samples]
+    return [s._replace(distorted=True) for s in samples]
 
 
 def test_the_base_model_is_the_reference(tiny_llama: Path, tmp_path: Path) -> None:
@@ -276,7 +275,7 @@ def test_nothing_is_computed_that_is_not_asked_for(
     made once a train call, in eval mode: dropout is off.
     """
     model = tiny_policy(tiny_llama)
-    samples = [replace(s, distorted=False) for s in policy_calls()]
+    samples = [s._replace(distorted=False) for s in policy_calls()]
     seen = counted(model)
     figures = Trainer(model, NAME, seed=0).step(samples, TrainConfig(**PLAIN, **settings))
     assert [(name, gradients) for name, gradients, _ in seen] == passes

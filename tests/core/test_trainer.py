@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -240,9 +239,9 @@ def test_distorted_calls_use_the_trainers_recompute(tiny_llama: Path, minibatche
     before the first of the updates.
     """
     config = CONFIG.model_copy(update={"minibatches": minibatches})
-    distorted = [replace(s, distorted=True) for s in calls()]
+    distorted = [s._replace(distorted=True) for s in calls()]
     plain = [
-        replace(s, distorted=False, logprobs=trainers_own_logprobs(tiny_policy(tiny_llama), s))
+        s._replace(distorted=False, logprobs=trainers_own_logprobs(tiny_policy(tiny_llama), s))
         for s in distorted
     ]
     ours, expected = tiny_policy(tiny_llama), tiny_policy(tiny_llama)
@@ -278,7 +277,7 @@ def test_minibatches_computed_by_hand(tiny_llama: Path, tmp_path: Path) -> None:
     """The second update's ratios are against the policy before the first, to 1e-10."""
     config = CONFIG.model_copy(update={"minibatches": 2})
     model, by_hand = tiny_policy(tiny_llama), tiny_policy(tiny_llama)
-    samples = [replace(s, distorted=False) for s in calls()]
+    samples = [s._replace(distorted=False) for s in calls()]
     Trainer(model, NAME, seed=3).step(samples, config)
     parameters: dict[str, Tensor] = {}
     seen: list[dict[str, Tensor]] = []
