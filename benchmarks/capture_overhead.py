@@ -35,7 +35,7 @@ from langchain_openai import ChatOpenAI
 import art_core as art
 from art_core.capture import Target
 from art_langgraph import ChatArt, capture, rollout
-from benchmarks.comparison import MIN_REPEATS, Comparison, machine
+from benchmarks.comparison import MIN_REPEATS, Comparison, at_least_five, machine
 from benchmarks.fake_upstream import fake_upstream
 
 CALLS = 3
@@ -258,7 +258,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="5 repeats of 16 runs, 64 concurrent")
     parser.add_argument("--runs", type=int, default=96, help="runs in one measurement")
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--repeats", type=at_least_five, default=15)
     parser.add_argument("--concurrent", type=int, nargs="*", default=[1, 64, 256])
     parser.add_argument("--streaming", action="store_true", help="streamed answers only")
     parser.add_argument("--soak", type=int, metavar="CALLS", help="look for lost or doubled calls")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+from argparse import ArgumentTypeError
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -48,14 +49,19 @@ def compare_seconds(
     Returns:
         median of ours, median of the peer's, median of peer / ours, and that ratio's span.
     """
-    if repeats < MIN_REPEATS:
-        raise ValueError(f"{repeats} repeats say nothing, at least {MIN_REPEATS} are needed")
     ours(), peer()
     pairs = np.array([(ours(), peer()) for _ in range(repeats)])
     ratios = pairs[:, 1] / pairs[:, 0]
     low, high = np.percentile(ratios, [10, 90])
     mine, theirs = np.median(pairs, axis=0)
     return float(mine), float(theirs), float(np.median(ratios)), (float(low), float(high))
+
+
+def at_least_five(told: str) -> int:
+    """The value of `--repeats`, for argparse: too few are refused before anything is measured."""
+    if not told.isdigit() or int(told) < MIN_REPEATS:
+        raise ArgumentTypeError(f"{told} repeats say nothing, at least {MIN_REPEATS} are needed")
+    return int(told)
 
 
 def machine() -> str:

@@ -30,7 +30,7 @@ from art_core.engine.tokenizer import HFTokenizer
 from art_core.nn.base_model import resolve_base_model
 from art_core.nn.lora import LoraModel
 from art_core.nn.memory import keep_freed_memory
-from benchmarks.comparison import MIN_REPEATS, Comparison, compare_seconds, machine
+from benchmarks.comparison import MIN_REPEATS, Comparison, at_least_five, compare_seconds, machine
 
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 MEAN, WORST = 1e-5, 2e-4
@@ -187,7 +187,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=320, help="ids of the longest prompt")
     parser.add_argument("--share", type=float, default=0.85, help="part that all have in common")
     parser.add_argument("--tokens", type=int, default=44, help="sampled for each prompt")
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=at_least_five, default=7)
     args = parser.parse_args()
     load = Load(args.prompts, args.length, args.share, args.tokens)
     if args.quick:

@@ -27,7 +27,7 @@ import torch
 
 from art_core.config import TrainConfig
 from art_core.nn.lora import LoraModel
-from benchmarks.comparison import MIN_REPEATS, Comparison, compare_seconds
+from benchmarks.comparison import MIN_REPEATS, Comparison, at_least_five, compare_seconds
 from benchmarks.gpu_update import NAME, SHAPES, Ours, build, draw, peak, timed
 from benchmarks.unsloth_peer import DONE
 
@@ -224,7 +224,7 @@ def main() -> None:
     parser.add_argument("--card", type=float, help="GiB that the GPU is taken to have")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--turn", type=Path, help="a file; who measures holds its lock")
-    parser.add_argument("--repeats", type=int, default=MIN_REPEATS)
+    parser.add_argument("--repeats", type=at_least_five, default=MIN_REPEATS)
     parser.add_argument("--folder", type=Path, help="where the model is kept; made if missing")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:

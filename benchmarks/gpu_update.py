@@ -31,7 +31,7 @@ from art_core.nn.lora import LoraModel
 from art_core.training.logprobs import entry_logprobs
 from art_core.training.rows import rows_for
 from art_core.training.trainer import Trainer
-from benchmarks.comparison import MIN_REPEATS, Comparison, compare_seconds, machine
+from benchmarks.comparison import MIN_REPEATS, Comparison, at_least_five, compare_seconds, machine
 
 NAME = "live"
 EPSILON, EPSILON_HIGH = 0.2, 0.28
@@ -283,7 +283,7 @@ def main() -> None:
     parser.add_argument("--shape", default="0.6b", choices=sorted(SHAPES))
     parser.add_argument("--load", default="prefix", choices=sorted(GOALS))
     parser.add_argument("--row", type=int, default=32_768, help="positions of a row at most")
-    parser.add_argument("--repeats", type=int, default=MIN_REPEATS)
+    parser.add_argument("--repeats", type=at_least_five, default=MIN_REPEATS)
     args = parser.parse_args()
     quick = args.quick
     shape, device = ("tiny", "cpu") if quick else (args.shape, "cuda")

@@ -38,7 +38,7 @@ from art_core.nn.lora import LoraModel
 from art_core.nn.memory import keep_freed_memory
 from art_core.training.logprobs import entry_logprobs
 from art_core.training.trainer import Trainer
-from benchmarks.comparison import MIN_REPEATS, Comparison, compare_seconds, machine
+from benchmarks.comparison import MIN_REPEATS, Comparison, at_least_five, compare_seconds, machine
 
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 ADAPTER = "live"
@@ -340,7 +340,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=512, help="ids that the group has in common")
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--rows", type=int, default=4, help="rollouts that TRL takes at once")
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=at_least_five, default=7)
     args = parser.parse_args()
     if args.quick:
         args.prompt, args.group, args.repeats = 128, 4, MIN_REPEATS

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from art_core.nn.head import Head
 from art_core.training.logprobs import head_logprobs
-from benchmarks.comparison import MIN_REPEATS, Comparison, compare_seconds, machine
+from benchmarks.comparison import MIN_REPEATS, Comparison, at_least_five, compare_seconds, machine
 
 TRAINED = 0.2
 ART_CHUNK = 1024
@@ -182,7 +182,7 @@ def main() -> None:
     parser.add_argument("--positions", type=int, default=32_768)
     parser.add_argument("--vocab", type=int, default=151_936)
     parser.add_argument("--size", type=int, default=1024)
-    parser.add_argument("--repeats", type=int, default=MIN_REPEATS)
+    parser.add_argument("--repeats", type=at_least_five, default=MIN_REPEATS)
     args = parser.parse_args()
     if args.quick:
         args.positions, args.vocab, args.size = 8192, 2000, 32

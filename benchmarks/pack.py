@@ -35,7 +35,7 @@ from art_core.engine.tokenizer import HFTokenizer
 from art_core.nn.base_model import resolve_base_model
 from art_core.nn.memory import keep_freed_memory
 from benchmarks.agent_load import MODEL, Conversation, Load, trajectory_groups
-from benchmarks.comparison import MIN_REPEATS, Comparison, compare_seconds, machine
+from benchmarks.comparison import MIN_REPEATS, Comparison, at_least_five, compare_seconds, machine
 
 BASE = "HuggingFaceTB/SmolLM2-135M-Instruct"
 """Only its tokenizer is used."""
@@ -231,7 +231,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="8 groups of 4 rollouts, 3 turns")
     parser.add_argument("--model", default=BASE, help="name or folder of the base model")
     parser.add_argument("--row", type=int, default=32_768, help="positions a row may have")
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=at_least_five, default=7)
     parser.add_argument(
         "--peer-python",
         type=lambda told: Path(told).absolute(),

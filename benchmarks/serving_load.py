@@ -31,7 +31,7 @@ import torch
 from art_core.engine.base import AdapterRef
 from art_core.records import TokenRecord
 from benchmarks.agent_load import WORDS
-from benchmarks.comparison import MIN_REPEATS, Comparison, machine
+from benchmarks.comparison import MIN_REPEATS, Comparison, at_least_five, machine
 from benchmarks.served_model import DEFAULT, NAME, House, served
 
 GROUP = 8
@@ -342,7 +342,7 @@ def main() -> None:
     parser.add_argument("--answer", type=int, default=128)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--processes", type=int, default=8)
-    parser.add_argument("--repeats", type=int, default=MIN_REPEATS)
+    parser.add_argument("--repeats", type=at_least_five, default=MIN_REPEATS)
     args = parser.parse_args()
     plan = Plan(args.streams, args.turns, args.answer, processes=args.processes)
     if args.quick:

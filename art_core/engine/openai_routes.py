@@ -15,7 +15,6 @@ The header `x-art-rollout` names the rollout that a call belongs to.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing, suppress
 from typing import Any
@@ -133,8 +132,6 @@ def _parse(raw: bytes) -> Any:
     """Strict JSON in UTF-8, without half characters; of a key given twice the last one counts."""
     try:
         body = strict_loads(raw.decode("utf-8"))
-        if b"\\u" in raw:
-            json.dumps(body, ensure_ascii=False).encode("utf-8")
     except UnicodeDecodeError as error:
         raise ApiError(f"the body is not UTF-8 ({error})") from error
     except UnicodeEncodeError as error:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from art_core.errors import CheckpointError
+from art_core.errors import BaseModelError, CheckpointError
 
 _log = logging.getLogger(__name__)
 
@@ -24,7 +24,8 @@ FILE = "base_model.json"
 _SAMPLE = 64
 """Bytes of each tensor's beginning and end that count."""
 _SNAPSHOT = re.compile(r"[0-9a-f]{40}")
-_ON_HUB = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+_ON_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
+"""A folder's relative path may look the same."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,9 @@ def identify(folder: Path, name: str | None = None) -> BaseIdentity:
 
     Args:
         name: that it was asked for by; None: that of its folder.
+
+    Raises:
+        BaseModelError: a file of its weights is damaged.
     """
     return BaseIdentity(name or _name(folder), _sha256(folder))
 
@@ -69,7 +73,7 @@ def check_base(adapter: Path, named: str | None, base: BaseIdentity) -> None:
         return
     if theirs is None or _last(theirs) == _last(base.name):
         return
-    if _ON_HUB.fullmatch(theirs) and _ON_HUB.fullmatch(base.name):
+    if all(_ON_HUB.fullmatch(name) and not Path(name).is_dir() for name in (theirs, base.name)):
         raise _other(adapter, theirs, base)
     _log.warning("adapter %s says that it was trained on %s, not on %s", adapter, theirs, base.name)
 
@@ -125,9 +129,27 @@ def _sha256(folder: Path) -> str | None:
 
 
 def _samples(path: Path) -> dict[str, bytes]:
-    """Of each tensor in a safetensors file, shape and bytes that tell it from others."""
+    """Of each tensor in a safetensors file, shape and bytes that tell it from others.
+
+    Raises:
+        BaseModelError: it is cut, or no such file.
+    """
+    try:
+        return _read_samples(path)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise BaseModelError(
+            f"a file of the base model can't be read ({error})",
+            got=str(path),
+            expected="a whole safetensors file",
+            fix="Fetch the model again.",
+        ) from error
+
+
+def _read_samples(path: Path) -> dict[str, bytes]:
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
+        if 8 + size > path.stat().st_size:
+            raise ValueError("it is cut")
         header: dict[str, Any] = json.loads(file.read(size))
         found = {}
         for name, entry in header.items():

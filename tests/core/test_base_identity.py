@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from art_core.errors import CheckpointError
+from art_core.errors import BaseModelError, CheckpointError
 from art_core.nn.base_identity import FILE, BaseIdentity, check_base, identify
 
 numpy = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed")
@@ -69,6 +69,24 @@ def test_where_no_weights_are_known_names_are_compared(
         else:
             check_base(ADAPTER, theirs, BaseIdentity(ours, "abc"))
     assert bool(caplog.records) is is_told
+
+
+def test_a_folder_is_no_model_on_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "models" / "my-base").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    check_base(ADAPTER, "models/my-base", BaseIdentity("Qwen/Qwen2.5-0.5B", None))
+    check_base(ADAPTER, "../my-base", BaseIdentity("Qwen/Qwen2.5-0.5B", None))
+    assert len(caplog.records) == 2
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x05", b"\xff" * 16, b"\x02" + b"\0" * 7 + b"[]", None])
+def test_a_damaged_file_of_weights_is_named(tmp_path: Path, damage: bytes | None) -> None:
+    (file,) = base(tmp_path / "model").glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:40] if damage is None else damage)
+    with pytest.raises(BaseModelError, match=file.name):
+        identify(tmp_path / "model")
 
 
 def test_a_model_in_the_hubs_cache_has_its_name(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from art_core.engine.forms.answer_form import AnswerForm, find_form
-from art_core.engine.forms.calls import Event, Thought, ToolCall
+from art_core.engine.forms.calls import Event, Thought, ToolCall, written
 from art_core.engine.forms.harmony import HarmonyParser
 from art_core.engine.forms.table import FORMS, NAMES
 from art_core.engine.forms.thoughts import ThoughtForm
@@ -26,7 +26,13 @@ TOOLS: list[dict[str, Any]] = [
                     "n": {"type": "integer"},
                     "any": {"anyOf": [{"type": "number"}, {"type": "null"}]},
                     "tags": {"type": "array"},
-                }
+                    "size": {"$ref": "#/$defs/Size"},
+                    "round": {"$ref": "#/$defs/Round"},
+                },
+                "$defs": {
+                    "Size": {"enum": ["7", "8"], "type": "string"},
+                    "Round": {"allOf": [{"$ref": "#/$defs/Round"}]},
+                },
             },
         }
     },
@@ -130,6 +136,22 @@ READ: dict[str, tuple[str, str, list[Event]]] = {
         ),
         [ToolCall("look", '{"q": "7", "n": 7, "any": null, "tags": [1]}')],
     ),
+    "xml, values by a schema elsewhere": (
+        "qwen3_coder",
+        (
+            "<tool_call><function=look><parameter=size>7</parameter>"
+            "<parameter=round>7</parameter></function></tool_call>"
+        ),
+        [ToolCall("look", '{"size": "7", "round": 7}')],
+    ),
+    "xml, far apart": (
+        "qwen3_coder",
+        (
+            f"<tool_call><function=look><parameter=q>a</parameter>{' ' * 90}<parameter=n>"
+            "1</parameter></function></tool_call>"
+        ),
+        [ToolCall("look", written({"q": f"a</parameter>{' ' * 90}<parameter=n>1"}))],
+    ),
     "xml, closing tags in a value": (
         "qwen3_coder",
         (
@@ -174,6 +196,11 @@ READ: dict[str, tuple[str, str, list[Event]]] = {
         "pythonic",
         "[now(), look(q=open()), now()]",
         [NOW, " look(q=open())", NOW],
+    ),
+    "python, an apostrophe": (
+        "pythonic",
+        "[look(q='it's, yes'), now()]",
+        ["look(q='it's, yes')", NOW],
     ),
     "python, unpacked arguments": ("pythonic", '[look(**{"q": "é"})]', ['[look(**{"q": "é"})]']),
     "python, an argument twice": ("pythonic", '[look(q="a", q="é")]', ['[look(q="a", q="é")]']),
@@ -291,6 +318,8 @@ CHANNELS: dict[str, tuple[str, list[Event]]] = {
     ),
     "cut in a thought": ("<|channel|>analysis<|message|>h", [Thought("h")]),
     "cut in a head": ("<|channel|>ana", []),
+    "no mark before the body": ("<|channel|>final It is 3.<|return|>", ["It is 3."]),
+    "no mark before a thought": ("<|channel|>analysis hm", [Thought("hm")]),
     "no channel": ("plain", ["plain"]),
     "no channel, but an end": ("plain<|return|>", ["plain"]),
     "words before the first channel": (

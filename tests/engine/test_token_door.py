@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import MutableMapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from art_core.engine.inside_vllm.art_token_door import PATH, TokenDoor
+from art_core.engine.inside_vllm.art_token_door import HEAD, PATH, TokenDoor
 
 Message = MutableMapping[str, Any]
 WITHOUT: list[tuple[bytes, bytes]] = []
 WRONG = [(b"authorization", b"Bearer guess")]
 RIGHT = [(b"authorization", b"Bearer key")]
+
+
+HEAD_ONLY = {"request_id": "a", "adapter": None, "stream": False}
 
 
 class App:
@@ -25,17 +31,31 @@ class App:
         self.reached.append(scope.get("path", scope["type"]))
 
 
-async def ask(app: App, kind: str, path: str, headers: list[tuple[bytes, bytes]]) -> list[Message]:
-    """What the door sends."""
+def framed(head: object) -> bytes:
+    """The body of a call without ids."""
+    text = json.dumps(head).encode()
+    return HEAD.pack(len(text)) + text
+
+
+async def ask(
+    app: App, kind: str, path: str, headers: list[tuple[bytes, bytes]], body: bytes | None = None
+) -> list[Message]:
+    """What the door sends. Without a body the client leaves at once."""
     sent: list[Message] = []
+    parts: list[Message] = [] if body is None else [{"type": "http.request", "body": body}]
 
     async def send(message: Message) -> None:
         sent.append(message)
 
     async def receive() -> Message:
+        if parts:
+            return parts.pop()
+        if body is not None:
+            await asyncio.sleep(1)
         return {"type": "http.disconnect"}
 
-    await TokenDoor(app)({"type": kind, "path": path, "headers": headers}, receive, send)
+    scope = {"type": kind, "path": path, "headers": headers, "app": SimpleNamespace(state=None)}
+    await TokenDoor(app)(scope, receive, send)
     return sent
 
 
@@ -83,3 +103,21 @@ async def test_a_websocket_needs_the_key_and_the_start_of_the_server_does_not(ap
     await ask(app, "websocket", "/v1/realtime", RIGHT)
     await ask(app, "lifespan", "", WITHOUT)
     assert app.reached == ["/v1/realtime", ""]
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b"\x01", "1 bytes"),
+        (framed({}), "lacks sampling, stream, request_id, adapter"),
+        (framed(HEAD_ONLY), "lacks sampling"),
+        (framed([]), "lacks"),
+        (b"\x01\0\0\0{", "Expecting"),
+    ],
+)
+async def test_a_broken_call_is_refused_and_no_fault_of_the_server(
+    app: App, body: bytes, told: str
+) -> None:
+    start, answer = await ask(app, "http", PATH, RIGHT, body)
+    assert start["status"] == 400
+    assert told in json.loads(answer["body"])["message"]

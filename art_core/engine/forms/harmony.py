@@ -122,6 +122,12 @@ class HarmonyParser:
         return [joint + body]
 
     def _rest(self) -> list[Event]:
-        """What has no body: text up to a mark, behind which a head begins."""
-        text, self._buffer = _MARK.split(self._buffer, maxsplit=1)[0], ""
-        return self._text(text) if text.strip(SPACE) and not _ADDRESS.search(text) else []
+        """What no mark gives a body: text up to a mark, or what follows a channel's name."""
+        text, self._buffer = self._buffer, ""
+        channel = _CHANNEL.match(text)
+        text = _MARK.split(text[channel.end() :] if channel else text, maxsplit=1)[0]
+        if not text.strip(SPACE) or _ADDRESS.search(text):
+            return []
+        if channel is not None and channel[1] == "analysis":
+            return [Thought(text.lstrip(SPACE))]
+        return self._text(text.lstrip(SPACE) if channel else text)

@@ -15,6 +15,8 @@ from art_core.engine.forms.calls import SPACE, Read, ToolCall, written
 _CALL = re.compile(r"[A-Za-z_][\w.]*\(")
 _CALL_BEGUN = re.compile(r"(?:[A-Za-z_][\w.]*)?\Z")
 _MATTERS = re.compile(r"[\"'()\[\]{},\\]")
+_AFTER_A_STRING = re.compile(r"\s*(?:[,:)\]}]|\Z)")
+"""What a quote that ends a string is followed by: in 'it's' the second is an apostrophe."""
 _WORDS = {"true": True, "false": False, "null": None}
 """Of JSON, which models mix in."""
 
@@ -74,7 +76,8 @@ def _parts(text: str, start: int) -> tuple[list[str], int | None]:
         if char == "\\":
             at += 1
         elif quote:
-            quote = "" if char == quote else quote
+            is_end = char == quote and _AFTER_A_STRING.match(text, at)
+            quote = "" if is_end else quote
         elif char in "\"'":
             quote = char
         elif char in "([{":

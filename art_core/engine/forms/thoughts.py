@@ -40,7 +40,7 @@ class ThoughtParser:
         self._held += text
         events: list[Event] = []
         if self._where == "before":
-            self._begin(is_last=False)
+            self._begin()
         if self._where == "in":
             events += self._think(is_last=False)
         if self._where == "behind":
@@ -58,12 +58,12 @@ class ThoughtParser:
         held, self._held = self._held, ""
         return [held] if held and self._where != "behind" else []
 
-    def _begin(self, *, is_last: bool) -> None:
+    def _begin(self) -> None:
         """See whether a thought comes first."""
         begun = self._held.lstrip(SPACE)
         if begun.startswith(self._form.open):
             self._where, self._held = "in", begun.removeprefix(self._form.open)
-        elif is_last or not self._form.open.startswith(begun):
+        elif not self._form.open.startswith(begun):
             self._where = "answer"
 
     def _think(self, *, is_last: bool) -> list[Event]:

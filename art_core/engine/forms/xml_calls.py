@@ -17,13 +17,16 @@ from art_core.engine.messages import strict_loads
 _HEAD = re.compile(r"\s*<function=([^<>\s]+)>\s*")
 _OPENING = "<function="
 _PARAMETER = re.compile(r"\s*<parameter=([^<>\s]+)>\n?")
-_VALUE_END = re.compile(r"\n?</parameter>\s*(?=<parameter=|</function>)")
+_VALUE_END = re.compile(r"\n?</parameter>\s{0,32}(?=<parameter=|</function>)")
 """A closing tag in a value, case 049, is one that neither a parameter nor the end follows."""
 _END = re.compile(r"\s*</function>\s*</tool_call>")
 _LOST = re.compile(r"</function>\s*</tool_call>|\n<parameter=([^<>\s]+)>")
 """In a value: its own end was forgotten, and it has run into what follows."""
+_REFERENCES = 16
+"""From one schema to another, at most: they may go in a circle."""
 _LONGEST_END = 64
-"""Letters before the end of what was searched that are looked at again."""
+"""Letters before the end of what was searched that are looked at again: more than `_VALUE_END` has,
+so that it is found in any portions."""
 
 
 class XmlBlock:
@@ -86,8 +89,8 @@ class XmlBlock:
         return (self._tools.get(self._name) or {}).get("properties") or {}
 
     def _call(self) -> ToolCall:
-        of = self._properties
-        typed = {key: _typed(text, of.get(key)) for key, text in self._values.items()}
+        of, whole = self._properties, self._tools.get(self._name) or {}
+        typed = {k: _typed(text, _kinds(of.get(k), whole)) for k, text in self._values.items()}
         return ToolCall(self._name, written(typed))
 
 
@@ -107,9 +110,8 @@ def _may_go_on(rest: str) -> bool:
     return "<parameter=".startswith(rest) or "</function>".startswith(rest)
 
 
-def _typed(text: str, schema: Any) -> Any:
-    """A value as the schema has it; as text where it fits nothing else."""
-    kinds = _kinds(schema)
+def _typed(text: str, kinds: set[str]) -> Any:
+    """A value of one of these JSON types; text where it fits nothing else."""
     if "string" in kinds and not (text in ("null", "None") and "null" in kinds):
         return text
     try:
@@ -121,16 +123,32 @@ def _typed(text: str, schema: Any) -> Any:
     return value
 
 
-def _kinds(schema: Any) -> set[str]:
-    """JSON types that a value may have; "string" where the schema does not say."""
+def _kinds(schema: Any, whole: Mapping[str, Any], depth: int = 0) -> set[str]:
+    """JSON types that a value may have; "string" where the schema does not say.
+
+    Args:
+        whole: what its references point into.
+        depth: references that led here.
+    """
+    if isinstance(schema, Mapping) and "$ref" in schema and depth < _REFERENCES:
+        return _kinds(_referred(schema["$ref"], whole), whole, depth + 1)
     if not isinstance(schema, Mapping):
         return {"string"} if schema is None else set()
     listed = schema.get("type")
     kinds = set(listed) if isinstance(listed, list) else {listed} if listed else set()
-    for several in ("anyOf", "oneOf"):
+    for several in ("anyOf", "oneOf", "allOf"):
         for one in schema.get(several) or ():
-            kinds |= _kinds(one)
+            kinds |= _kinds(one, whole, depth)
     values = schema.get("enum") or ([schema["const"]] if "const" in schema else [])
     if not kinds and values:
         kinds = {"string" if isinstance(value, str) else "other" for value in values}
     return kinds or {"other"}
+
+
+def _referred(reference: Any, whole: Mapping[str, Any]) -> Any:
+    """What a reference such as "#/$defs/Size" points to; None: nothing that is here."""
+    found: Any = whole
+    for part in str(reference).removeprefix("#/").split("/"):
+        name = part.replace("~1", "/").replace("~0", "~")
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found

@@ -111,13 +111,11 @@ async def _generate(state: Any, body: bytes, send: _Send) -> None:
 
 
 async def _frames(state: Any, body: bytes) -> AsyncIterator[bytes]:
+    head, ids = _read(body)
     from vllm import SamplingParams
     from vllm.inputs import tokens_input
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-    (size,) = HEAD.unpack_from(body)
-    head = json.loads(body[HEAD.size : HEAD.size + size])
-    ids = array.array("i", body[HEAD.size + size :])
     settings = head["sampling"]
     if (lark := settings.pop("grammar", None)) is not None:
         settings["structured_outputs"] = StructuredOutputsParams(grammar=lark)
@@ -142,6 +140,22 @@ async def _frames(state: Any, body: bytes) -> AsyncIterator[bytes]:
                 yield _tokens(choice.token_ids, choice.logprobs.logprobs)
             reason = choice.finish_reason or reason
     yield _end({"finish_reason": reason, "cached_tokens": cached})
+
+
+def _read(body: bytes) -> tuple[dict[str, Any], array.array[int]]:
+    """A call's head and its prompt ids.
+
+    Raises:
+        ValueError: it is cut, or lacks a part.
+    """
+    if len(body) < HEAD.size:
+        raise ValueError(f"a body of {len(body)} bytes has no head")
+    (size,) = HEAD.unpack_from(body)
+    head = json.loads(body[HEAD.size : HEAD.size + size])
+    parts = ("sampling", "stream", "request_id", "adapter")
+    if lacks := [part for part in parts if not isinstance(head, dict) or part not in head]:
+        raise ValueError(f"the head lacks {', '.join(lacks)}")
+    return head, array.array("i", body[HEAD.size + size :])
 
 
 def _adapter(state: Any, name: str | None) -> Any:
