@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +35,7 @@ CONFIG = TrainSFTConfig(learning_rate=1e-3)
 def answers(seed: int = 0) -> list[Sample]:
     """Written answers: no sampler's logprobs, weights of their own."""
     return [
-        replace(
-            sample,
+        sample._replace(
             logprobs=np.full(len(sample.sampled_ids), np.nan, np.float32),
             temperature=1.0,
             distorted=False,
@@ -159,7 +157,7 @@ def test_warm_up_and_policy_steps_share_the_optimizer(tiny_llama: Path, tmp_path
 def test_an_error_undoes_all_steps_of_the_call(tiny_llama: Path) -> None:
     model = tiny_policy(tiny_llama)
     before = weights(model)
-    bad = replace(answers()[0], weight=float("nan"))
+    bad = answers()[0]._replace(weight=float("nan"))
     trainer = Trainer(model, NAME, seed=0)
     with pytest.raises(TrainingError, match="not finite"):
         train_supervised(trainer, [answers(), [bad]], CONFIG)
