@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from art_core.calls import Ids, Sampling
+from art_core.errors import ContextOverflow, EngineError
 
 if TYPE_CHECKING:
     from art_core.engine.forms.answer_form import AnswerForm
@@ -54,6 +55,29 @@ class GenerateRequest:
     grammar: Grammar | None = None
     stream: bool = True
     """False: nobody looks at it before its end, so that one delta will do."""
+
+
+def check_prompt(ids: Ids, *, vocab_size: int, context_length: int) -> None:
+    """See that a prompt can be read, and answered.
+
+    Raises:
+        EngineError: it is empty, or has ids that the model does not know.
+        ContextOverflow: it fills the context.
+    """
+    if len(ids) == 0 or ids.min() < 0 or ids.max() >= vocab_size:
+        raise EngineError(
+            "a prompt can't be read",
+            got=ids.tolist()[:20],
+            expected=f"at least one id, each from 0 to {vocab_size - 1}",
+            fix="Check that the tokenizer is the base model's.",
+        )
+    if len(ids) >= context_length:
+        raise ContextOverflow(
+            "a prompt leaves no room for an answer",
+            got=f"{len(ids)} ids",
+            expected=f"fewer than the model's context of {context_length}",
+            fix="Shorten the messages.",
+        )
 
 
 @dataclass(frozen=True)

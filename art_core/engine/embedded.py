@@ -23,10 +23,10 @@ import torch
 
 from art_core.config import EngineConfig
 from art_core.engine.api_errors import ApiError
-from art_core.engine.base import AdapterRef, Delta, GenerateRequest, Tokenizer
+from art_core.engine.base import AdapterRef, Delta, GenerateRequest, Tokenizer, check_prompt
 from art_core.engine.generate import Event, Lane
 from art_core.engine.grammar import GrammarMatcher
-from art_core.errors import ARTError, ContextOverflow, EngineError
+from art_core.errors import ARTError, EngineError
 from art_core.nn.lora import LoraModel
 
 _log = logging.getLogger(__name__)
@@ -191,21 +191,11 @@ class EmbeddedEngine:
                 fix="Leave them out, or serve with vLLM: EngineConfig(kind='vllm').",
                 param="logit_bias" if request.sampling.logit_bias else "presence_penalty",
             )
-        ids, vocab = request.prompt_ids, self._model.vocab_size
-        if len(ids) == 0 or ids.min() < 0 or ids.max() >= vocab:
-            raise EngineError(
-                "a prompt can't be read",
-                got=ids.tolist()[:20],
-                expected=f"at least one id, each from 0 to {vocab - 1}",
-                fix="Check that the tokenizer is the base model's.",
-            )
-        if len(ids) >= self.context_length:
-            raise ContextOverflow(
-                "a prompt leaves no room for an answer",
-                got=f"{len(ids)} ids",
-                expected=f"fewer than the model's context of {self.context_length}",
-                fix="Shorten the messages.",
-            )
+        check_prompt(
+            request.prompt_ids,
+            vocab_size=self._model.vocab_size,
+            context_length=self.context_length,
+        )
 
     def _not_served(self, adapter: AdapterRef) -> EngineError:
         return EngineError(

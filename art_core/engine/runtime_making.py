@@ -13,12 +13,8 @@ import shutil
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from queue import Empty, SimpleQueue
-
-from filelock import FileLock, Timeout
 
 from art_core.engine.installer import Installer, Pip, Uv
 from art_core.engine.kept_process import check_platform
@@ -26,8 +22,7 @@ from art_core.engine.python_choice import choose_python
 from art_core.engine.runtime import STAMP, VllmRuntime, is_made, probe, runtimes_folder
 from art_core.engine.runtime_recipe import TORCH_CPU_INDEX, Recipe
 from art_core.errors import RuntimeMissing, SetupError
-
-Progress = Callable[[str], None]
+from art_core.sole_maker import Progress, silent, sole_maker
 
 _LOCK_SECONDS = 3600.0
 _INDEX_SECONDS = 6.0
@@ -57,13 +52,15 @@ def make_runtime(
         EngineError: this is Windows.
     """
     check_platform()
-    say = progress or _silent
+    say = progress or silent
     target = (folder or runtimes_folder(home) / recipe.folder).expanduser().absolute()
     if (made := _whole(target, recipe, say)) is not None:
         return made
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _sole_maker(target, say):
+        with sole_maker(
+            target, "making the same environment", say, SetupError, seconds=_LOCK_SECONDS
+        ):
             return _whole(target, recipe, say) or _make(target, recipe, python, say)
     except OSError as error:
         raise SetupError(
@@ -226,29 +223,3 @@ def _wrong_torch(recipe: Recipe, why: str) -> SetupError:
         expected="a CPU build",
         fix=f"Give pip an index that has it, such as {TORCH_CPU_INDEX} (PIP_EXTRA_INDEX_URL).",
     )
-
-
-@contextmanager
-def _sole_maker(target: Path, say: Progress) -> Iterator[None]:
-    """Hold the lock under which `target` is made."""
-    lock = FileLock(target.parent / f".{target.name}.lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        say("another process is making the same environment; waiting for it")
-        try:
-            lock.acquire(timeout=_LOCK_SECONDS)
-        except Timeout as error:
-            raise SetupError(
-                f"another process has been making it for {_LOCK_SECONDS:g} s",
-                got=str(target),
-                fix=f"End that process, then try again. The lock is {lock.lock_file}.",
-            ) from error
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _silent(line: str) -> None:
-    """Tells nobody."""

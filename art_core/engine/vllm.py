@@ -20,12 +20,19 @@ from typing import cast
 import numpy as np
 
 from art_core.calls import Ids, Logprobs
-from art_core.engine.base import AdapterRef, Delta, FinishReason, GenerateRequest, Tokenizer
+from art_core.engine.base import (
+    AdapterRef,
+    Delta,
+    FinishReason,
+    GenerateRequest,
+    Tokenizer,
+    check_prompt,
+)
 from art_core.engine.gate import Gate
 from art_core.engine.vllm_adapters import AdapterShelf, to_its_end
 from art_core.engine.vllm_http import EngineUnreachable, Refused, Server, VllmHttp
 from art_core.engine.vllm_wire import VERSION_PATH, End, Tokens, generate_body, score_body
-from art_core.errors import ContextOverflow, EngineError
+from art_core.errors import EngineError
 
 _READY_SECONDS = 900.0
 """How long a call waits for a vLLM that is started again."""
@@ -253,21 +260,11 @@ class VllmEngine:
     def _check(self, request: GenerateRequest) -> None:
         if self._is_closed:
             raise EngineError("the engine is closed", fix="Register the model again.")
-        ids, vocab = request.prompt_ids, self._vocab_size
-        if len(ids) == 0 or ids.min() < 0 or ids.max() >= vocab:
-            raise EngineError(
-                "a prompt can't be read",
-                got=ids.tolist()[:20],
-                expected=f"at least one id, each from 0 to {vocab - 1}",
-                fix="Check that the tokenizer is the base model's.",
-            )
-        if len(ids) >= self.context_length:
-            raise ContextOverflow(
-                "a prompt leaves no room for an answer",
-                got=f"{len(ids)} ids",
-                expected=f"fewer than the context of {self.context_length}",
-                fix="Shorten the messages.",
-            )
+        check_prompt(
+            request.prompt_ids,
+            vocab_size=self._vocab_size,
+            context_length=self.context_length,
+        )
 
     def _ended(self, error: EngineError) -> EngineError:
         if self._is_closed:

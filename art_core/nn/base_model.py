@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 import platformdirs
-from filelock import FileLock, Timeout
 
 from art_core.config import environment
 from art_core.errors import BaseModelError
@@ -24,6 +21,7 @@ from art_core.nn import hub
 from art_core.nn.model_folder import BaseModelInfo, inspect_base_model
 from art_core.nn.packaged import SMOLLM2_135M, PackagedModel, convert_gguf, fetch_gguf
 from art_core.sealed import find_damage, remove_leftovers, write_sealed
+from art_core.sole_maker import Progress, silent, sole_maker
 
 __all__ = [
     "BaseModelInfo",
@@ -32,8 +30,6 @@ __all__ = [
     "models_home",
     "resolve_base_model",
 ]
-
-Progress = Callable[[str], None]
 
 PACKAGED = (SMOLLM2_135M,)
 """Models that can be had without a hub."""
@@ -69,7 +65,7 @@ def resolve_base_model(
         BaseModelError: the name is unknown, the folder is not whole, or nothing could be fetched;
             the message says what was tried.
     """
-    say = progress or _silent
+    say = progress or silent
     for model in packaged:
         if name in (model.name, model.folder) and not Path(name).is_dir():
             return _resolve_packaged(model, models_home(home), say)
@@ -131,7 +127,9 @@ def _resolve_packaged(model: PackagedModel, models: Path, say: Progress) -> Path
     say(f"taking {model.name} from its package ({found})")
     try:
         models.mkdir(parents=True, exist_ok=True)
-        with _sole_writer(folder, say):
+        with sole_maker(
+            folder, "fetching the same model", say, BaseModelError, seconds=LOCK_SECONDS
+        ):
             return _make(model, folder, say)
     except OSError as error:
         raise BaseModelError(
@@ -167,33 +165,7 @@ def _make(model: PackagedModel, folder: Path, say: Progress) -> Path:
     return inspect_base_model(folder).path
 
 
-@contextmanager
-def _sole_writer(folder: Path, say: Progress) -> Iterator[None]:
-    """Hold the lock under which `folder` is made."""
-    lock = FileLock(folder.parent / f".{folder.name}.lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        say("another process is fetching the same model; waiting for it")
-        try:
-            lock.acquire(timeout=LOCK_SECONDS)
-        except Timeout as error:
-            raise BaseModelError(
-                f"another process has been fetching the model for {LOCK_SECONDS:g} s",
-                got=str(folder),
-                fix=f"End that process, then try again. The lock is {lock.lock_file}.",
-            ) from error
-    try:
-        yield
-    finally:
-        lock.release()
-
-
 def models_home(home: Path | None = None) -> Path:
     """Where models are kept: in `home`, else `ART_HOME`, else the user's cache folder."""
     base = home or environment().home
     return (base or platformdirs.user_cache_path("art-langgraph", appauthor=False)) / "models"
-
-
-def _silent(line: str) -> None:
-    """Tells nobody."""
