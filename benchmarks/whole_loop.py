@@ -139,7 +139,7 @@ class Loop:
             **{
                 name: round(value, 4)
                 for name, value in result.metrics.items()
-                if name.startswith(("swap/", "seconds", "phase", "drift", "entropy", "mismatch"))
+                if name.startswith(("swap/", "seconds", "drift", "entropy", "mismatch"))
                 or name.endswith("_seconds")
             },
         }
@@ -155,14 +155,16 @@ class Loop:
         return float(told["success"])
 
 
-async def run(recipe: Recipe, vllm: VllmConfig, kept_in: str, seconds: float) -> dict[str, Any]:
+async def run(
+    recipe: Recipe, vllm: VllmConfig, trainer: art.TrainerConfig, kept_in: str, seconds: float
+) -> dict[str, Any]:
     """The loop, from loading to the held-out customers after it.
 
     Args:
         seconds: after which no further step is begun.
     """
     settings = recipe.model_config().model_copy(
-        update={"engine": art.EngineConfig(kind="vllm", vllm=vllm)}
+        update={"engine": art.EngineConfig(kind="vllm", vllm=vllm), "trainer": trainer}
     )
     model: art.TrainableModel[Any] = art.TrainableModel(
         name="shop",
@@ -251,6 +253,7 @@ def main() -> None:
     parser.add_argument("--decay", type=float, default=0.96, help="of the rate, a step")
     parser.add_argument("--while-training", choices=("auto", "sleep", "stay"), default="auto")
     parser.add_argument("--gpu-share", type=float, help="of the memory, for vLLM")
+    parser.add_argument("--layers", choices=("own", "unsloth"), default="own")
     parser.add_argument("--vllm-arg", action="append", default=[], help="further flags of vLLM")
     args = parser.parse_args()
     recipe = replace(Recipe(base_model=args.base_model), max_steps=args.steps)
@@ -271,10 +274,11 @@ def main() -> None:
     warnings.simplefilter("ignore", SamplingOverridden)  # training explores, evaluation is greedy
     with tempfile.TemporaryDirectory() as folder:
         try:
-            found = asyncio.run(run(recipe, vllm, folder, args.seconds))
+            trainer = art.TrainerConfig(layers=args.layers)
+            found = asyncio.run(run(recipe, vllm, trainer, folder, args.seconds))
         finally:
             print(_told(Path(folder)), flush=True)
-    print(json.dumps({**found, "machine": machine()}))
+    print(json.dumps({**found, "layers": args.layers, "machine": machine()}))
 
 
 def _told(folder: Path) -> str:
