@@ -227,6 +227,10 @@ class LoraModel:
             out = self._decoder(input_ids=ids.unsqueeze(0), use_cache=False, **more)
         return cast(Tensor, out.last_hidden_state[0])
 
+    def forget_from(self, positions: int) -> bool:
+        """As `Recompute.forget_from`: rows so long compute all again instead of keeping any."""
+        return self._recompute.forget_from(positions)
+
     @property
     def head(self) -> Head:
         """What makes logits of hidden states."""

@@ -37,8 +37,18 @@ class Recompute:
         """Bytes that a layer which forgets keeps for a position."""
         self._kept: float | None = None
         """Bytes that a layer keeps for a position; None until it was measured."""
+        self._forgets_from: int | None = None
+        """Positions of a row from which on every layer forgets; None: as memory is left."""
         for layer in self._layers:
             layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+
+    def forget_from(self, positions: int) -> bool:
+        """Let every layer forget in rows of at least so many positions, which have run out of
+        memory; False if they did already, or can't."""
+        if not self._layers or (self._forgets_from or positions + 1) <= positions:
+            return False
+        self._forgets_from = positions
+        return True
 
     @contextmanager
     def for_row(self, positions: int) -> Iterator[None]:
@@ -63,6 +73,8 @@ class Recompute:
         """How many layers may keep what they compute of a row: of the first, one to be measured."""
         if self._kept is None:
             return 1
+        if self._forgets_from is not None and positions >= self._forgets_from:
+            return 0
         device = next(self._layers[0].parameters()).device
         free, _ = torch.cuda.mem_get_info(device)
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

@@ -1,4 +1,4 @@
-"""A step's work done whole or not at all: planned, tried, and tried once more in smaller rows.
+"""A step's work done whole or not at all: planned, tried, and tried once more in less memory.
 
 In: work on rows of at most some size. Out: its figures, with what memory it took and how long its
 phases were; or an error, and nothing has changed. Left out: how the old state is put back
@@ -38,6 +38,8 @@ class Attempts:
     undone_on_error: Callable[[], AbstractContextManager[None]]
     """Puts everything back as it was; torch's errors and want of memory leave it as a
     `TrainingError` that holds no tensor."""
+    forget_from: Callable[[int], bool]
+    """Has rows of at least so many positions compute again what they kept; False if they did."""
     device: torch.device
     _told_row: int = 0
     """The longest row whose plan was told."""
@@ -63,15 +65,22 @@ class Attempts:
         may_check = config.beyond_memory == "refuse"
         found = self._try(work, longest, config.max_tokens_per_row, on_progress, checks=may_check)
         again: dict[str, float] = {}
-        if isinstance(found, OutOfMemory) and (size := found.smaller) is not None:
+        if isinstance(found, OutOfMemory) and (size := self._retry(found)) is not None:
             lost = time.perf_counter() - begun
             _log.warning("%s; the step begins anew with rows of at most %d", found, size)
-            again = {"memory/row_halved_to": size, f"{PREFIX}lost": lost}
+            again = {"memory/row_tried_again": size, f"{PREFIX}lost": lost}
             free()
             found = self._try(work, longest, size, on_progress, checks=False)
         if isinstance(found, OutOfMemory):
             raise found.error()
         return {**found, **again}
+
+    def _retry(self, failed: OutOfMemory) -> int | None:
+        """Row size for a second try, in which nothing is kept that can be computed again; None: it
+        would be the first one once more."""
+        size = failed.smaller or failed.longest_row
+        forgets = self.forget_from(size)
+        return size if forgets else failed.smaller
 
     def _try(
         self,

@@ -86,7 +86,7 @@ class Trainer:
         self._optimizer = make_optimizer(parameters, optimizer)
         trained = sum(parameter.numel() for parameter in self._parameters)
         planner = Planner(model, trained=trained, moments=MOMENT_BYTES[optimizer], held=held)
-        self._attempts = Attempts(planner, self.undone_on_error, model.device)
+        self._attempts = Attempts(planner, self.undone_on_error, model.forget_from, model.device)
 
     @property
     def running(self) -> float:
@@ -107,7 +107,8 @@ class Trainer:
     ) -> dict[str, float]:
         """One train call: `config.minibatches` optimizer steps over `samples`.
 
-        If memory runs out, it is tried once more with rows of half the size, from the beginning.
+        If memory runs out, it is tried once more, from the beginning: with rows of half the size
+        where calls allow it, and on a GPU with every layer computing again what it kept.
 
         Args:
             reference: folder of the adapter that `config.kl_penalty_coef` holds the policy to;
@@ -144,7 +145,8 @@ class Trainer:
     ) -> dict[str, float]:
         """Do `work`, and add how much it was and how long it took; an error undoes it.
 
-        If memory runs out, it is tried once more with rows of half the size, from the beginning.
+        If memory runs out, it is tried once more, from the beginning: with rows of half the size
+        where calls allow it, and on a GPU with every layer computing again what it kept.
 
         Args:
             samples: all that it trains.

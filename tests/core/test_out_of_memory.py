@@ -116,6 +116,37 @@ def test_a_row_that_never_fits_is_named(tiny_llama: Path, late: bool) -> None:
     assert tensors_alive() == there
 
 
+@pytest.mark.parametrize("can_forget", [True, False])
+def test_a_call_that_fills_a_row_is_tried_again_where_layers_can_forget(
+    tiny_llama: Path, can_forget: bool
+) -> None:
+    """Seen on an H200: 14B, one call of 16,384 tokens. It can't be parted, but what the layers kept
+    can be computed again.
+    """
+    calm, short = tiny_policy(tiny_llama), tiny_policy(tiny_llama)
+    calls = [make_sample([299] * 22, [1, 2, 3], logprobs=[-5.0] * 3)]
+    Trainer(calm, NAME, seed=0).step(calls, CONFIG)
+    asked: list[int] = []
+
+    def forget_from(positions: int) -> bool:
+        asked.append(positions)
+        return can_forget
+
+    setattr(short, "forget_from", forget_from)  # noqa: B010 - as above
+    trainer = Trainer(short, NAME, seed=0)
+    memory = Memory(short, at=1)
+    if can_forget:
+        figures = trainer.step(calls, CONFIG)
+        assert figures["memory/row_tried_again"] == 24
+        assert memory.rows == [24, 24]
+        assert same_bits(weights(short), weights(calm))
+    else:
+        with pytest.raises(TrainingError, match="memory ran out at a row of 24 tokens"):
+            trainer.step(calls, CONFIG)
+        assert memory.rows == [24]
+    assert asked == [24]
+
+
 def test_memory_that_ends_in_the_optimizer_undoes_the_step(
     tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

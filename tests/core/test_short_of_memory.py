@@ -44,7 +44,7 @@ def test_a_row_that_does_not_fit_is_taken_in_halves(
     nothing was counted twice.
     """
     found = came[way]
-    assert found["memory/row_halved_to"] == 23_681 // 2
+    assert found["memory/row_tried_again"] == 23_681 // 2
     assert found["memory/row"] <= 23_681 // 2
     assert found["seconds/lost"] > 0
     assert found["worst"] <= 1e-6
