@@ -27,12 +27,13 @@ class ARTError(Exception):
     def __init__(
         self, what: str, *, got: object = _UNSET, expected: str = "", fix: str = ""
     ) -> None:
-        parts = [what if got is _UNSET else f"{what}: got {got!r}"]
+        shown = "" if got is _UNSET else repr(got)
+        parts = [f"{what}: got {shown}" if shown else what]
         if expected:
             parts.append(f"expected {expected}")
         text = ", ".join(parts)
         super().__init__(f"{text}. {fix}" if fix else text)
-        self.what, self.expected, self.fix = what, expected, fix
+        self.what, self.got, self.expected, self.fix = what, shown, expected, fix
 
 
 class ConfigError(ARTError):
@@ -171,3 +172,99 @@ class RolloutFailure(ARTError):
     def __init__(self, what: str, *, trajectory: Trajectory, fix: str = "") -> None:
         super().__init__(what, fix=fix)
         self.trajectory = trajectory
+
+
+class ForeignError(ARTError):
+    """An exception of another library that came out of a file or over the wire, as text.
+
+    `kind` is the name of its class.
+    """
+
+    def __init__(self, text: str, *, kind: str) -> None:
+        super().__init__(f"{kind}: {text}" if text else kind)
+        self.kind = kind
+
+
+# --- between client and server
+
+
+class PayloadError(ARTError):
+    """Trajectories can't be sent as they are, or what came is cut, damaged or beyond a bound."""
+
+
+class PayloadTooLarge(PayloadError):
+    """There are more bytes than the server takes."""
+
+
+class UnknownRecords(CaptureError):
+    """Calls were sent by their record ids, and the server has no such records (any more).
+
+    `ids` are those it does not know, or the first of them.
+    """
+
+    def __init__(self, what: str, *, ids: tuple[str, ...], fix: str = "") -> None:
+        super().__init__(what, got=list(ids), fix=fix)
+        self.ids = ids
+
+
+class ServerError(ARTError):
+    """A server can't be used, or does not do what it is asked.
+
+    `status` is the HTTP status of its answer; None if there was none.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        status: int | None = None,
+        got: object = _UNSET,
+        expected: str = "",
+        fix: str = "",
+    ) -> None:
+        super().__init__(what, got=got, expected=expected, fix=fix)
+        self.status = status
+
+
+class ServerUnreachable(ServerError):
+    """Nobody answers at the URL, or answers stopped coming; `__cause__` is the last fault."""
+
+
+class WrongKey(ServerError):
+    """The server asks for an API key, or does not know the one that was sent."""
+
+
+class WireMismatch(ServerError):
+    """Client and server speak different versions of the wire."""
+
+
+class BadAnswer(ServerError):
+    """What answers is not our server: a proxy's page, another API, a broken answer."""
+
+
+class ServerBusy(ServerError):
+    """The server takes no more for now. `retry_after` is the wait it asked for, in seconds."""
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        status: int | None = None,
+        retry_after: float | None = None,
+        expected: str = "",
+        fix: str = "",
+    ) -> None:
+        super().__init__(what, status=status, expected=expected, fix=fix)
+        self.retry_after = retry_after
+
+
+class RequestRefused(ServerError):
+    """The server understood and refused: a wrong host, something too large, a name unknown."""
+
+
+class ServerFault(ServerError):
+    """The server failed by a fault of its own; its log says more."""
+
+
+class JobCancelled(ARTError):
+    """The job was cancelled, by its client or another; the weights are those of the step before."""

@@ -28,7 +28,7 @@ from art_core.rundir import utc_now
 Value: TypeAlias = int | float | str | None
 
 _log = logging.getLogger(__name__)
-_SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+SPELLED = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class MetricsLog:
         with self.path.open("rb") as file:
             for number, data in enumerate(file, start=1):
                 try:
-                    line = json.loads(data, parse_constant=_SPECIAL.__getitem__)
+                    line = json.loads(data, parse_constant=SPELLED.__getitem__)
                 except ValueError:
                     line = None
                 if isinstance(line, dict) and type(line.get("step")) is int:

@@ -15,16 +15,15 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from art_core.calls import ModelCall, Origin, Sampling
 from art_core.errors import ARTError, ConfigError, RolloutFailure, RunFolderError
 from art_core.files import replace_file
+from art_core.json_forms import described, packed, plain, unpacked
 from art_core.metrics import spell
 from art_core.rundir import RunDir
 from art_core.trajectories import History, Trajectory, TrajectoryGroup, number_of
-from art_core.types import Choice, Message
 
 Row: TypeAlias = dict[str, Any]
 
@@ -143,7 +142,7 @@ def _rows(groups: Sequence[TrajectoryGroup]) -> Iterator[Row]:
             if isinstance(failure, RolloutFailure):
                 text, trajectory = str(failure), failure.trajectory
             else:
-                text, trajectory = _describe(failure), Trajectory(ended="error", start_time=0.0)
+                text, trajectory = described(failure), Trajectory(ended="error", start_time=0.0)
             rows += [
                 {"kind": "failure", "trajectory": index} | row | {"exception": text}
                 for row in _trajectory_rows(trajectory)
@@ -165,10 +164,10 @@ def _trajectory_rows(trajectory: Trajectory) -> Iterator[Row]:
     first: Row = {
         "conversation": _json(
             {
-                "messages_and_choices": [_pack(x) for x in trajectory.messages_and_choices],
+                "messages_and_choices": [packed(x) for x in trajectory.messages_and_choices],
                 "tools": trajectory.tools,
                 "additional_histories": [
-                    {"messages_and_choices": [_pack(x) for x in h.messages_and_choices],
+                    {"messages_and_choices": [packed(x) for x in h.messages_and_choices],
                      "tools": h.tools}
                     for h in trajectory.additional_histories
                 ],
@@ -176,7 +175,7 @@ def _trajectory_rows(trajectory: Trajectory) -> Iterator[Row]:
         ),
         "metadata": _json(trajectory.metadata),
         "logs": _json(trajectory.logs),
-        "exception": _describe(trajectory.exception) if trajectory.exception else None,
+        "exception": described(trajectory.exception) if trajectory.exception else None,
     }  # fmt: skip
     if not trajectory.calls:
         yield every | first
@@ -210,19 +209,12 @@ def _call_row(index: int, call: ModelCall) -> Row:
     }
 
 
-def _pack(item: Message | Choice) -> Message:
-    """A message as it is; a Choice marked as one, so that it is read back as one."""
-    if isinstance(item, Choice):
-        return {"art_choice": item.model_dump(mode="json", exclude_unset=True)}
-    return item
-
-
 def _json(value: object) -> str:
     """Strict ASCII JSON. NaN and infinities become text, objects without a JSON form their repr."""
     try:
-        return json.dumps(value, allow_nan=False, default=_plain)
+        return json.dumps(value, allow_nan=False, default=plain)
     except (TypeError, ValueError):
-        return json.dumps(_finite(to_jsonable_python(value, fallback=_plain)))
+        return json.dumps(_finite(to_jsonable_python(value, fallback=plain)))
 
 
 def _finite(value: Any) -> Any:
@@ -233,21 +225,9 @@ def _finite(value: Any) -> Any:
     return spell(value) or value
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    if hasattr(value, "tolist"):  # NumPy's and torch's scalars and arrays
-        return value.tolist()
-    return repr(value)
-
-
 def _cell(value: Any) -> Any:
     """Text without lone surrogates, which Parquet can't hold."""
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
-
-
-def _describe(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 def _keep_older(path: Path) -> None:
@@ -286,11 +266,11 @@ def _trajectory(row: Row) -> Trajectory:
     said = json.loads(row["conversation"])
     failed = row["kind"] == "trajectory" and row["exception"] is not None
     return Trajectory(
-        messages_and_choices=[_unpack(item) for item in said["messages_and_choices"]],
+        messages_and_choices=[unpacked(item) for item in said["messages_and_choices"]],
         tools=said["tools"],
         additional_histories=[
             History(
-                messages_and_choices=[_unpack(item) for item in history["messages_and_choices"]],
+                messages_and_choices=[unpacked(item) for item in history["messages_and_choices"]],
                 tools=history["tools"],
             )
             for history in said["additional_histories"]
@@ -332,10 +312,6 @@ def _call(row: Row) -> ModelCall:
         reward=row.get("call_reward"),
         prompt_rendered=bool(row.get("prompt_rendered")),
     )
-
-
-def _unpack(item: Message) -> Message | Choice:
-    return Choice.construct(**item["art_choice"]) if "art_choice" in item else item
 
 
 def _arrays(column: Any) -> Iterator[np.ndarray[Any, Any] | None]:
