@@ -63,5 +63,5 @@ $(TRAIN): pyproject.toml constraints.txt | $(BIN)/python
 
 $(DEV): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing art-langgraph[train,dev] into $(VENV) (once; PyTorch is large)"
-	$(PIP) --editable '.[train,dev]'
+	$(PIP) --editable '.[train,server,dev]'
 	@touch $@ $(TRAIN)

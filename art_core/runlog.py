@@ -14,7 +14,8 @@ from art_core.completeness import Completeness
 from art_core.metrics import MetricsLog, plain_value
 from art_core.rundir import RunDir
 from art_core.trajectories import Trajectory, TrajectoryGroup
-from art_core.trajectory_files import reward_of, write_trajectories
+from art_core.trajectory_files import write_trajectories
+from art_core.trajectory_rows import reward_of
 
 
 def log_step(

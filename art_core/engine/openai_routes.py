@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing, suppress
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -39,15 +39,55 @@ _MAX_ROLLOUT_ID = 200
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
-def create_app(service: ChatService, *, max_body_bytes: int = 16 * 2**20) -> Starlette:
+class Answers(Protocol):
+    """What the routes are answered out of, such as a `ChatService`, whose methods these are."""
+
+    async def complete(self, body: object, *, rollout_id: str | None = None) -> dict[str, Any]: ...
+
+    def stream(
+        self, body: object, *, rollout_id: str | None = None
+    ) -> AsyncGenerator[bytes, None]: ...
+
+    def list_models(self) -> dict[str, Any]: ...
+
+    def model(self, name: str) -> dict[str, Any]: ...
+
+    def tokenize(self, body: object, *, rollout_id: str | None = None) -> dict[str, Any]: ...
+
+
+def create_app(service: Answers, *, max_body_bytes: int = 16 * 2**20) -> Starlette:
     """The ASGI app that serves `service`.
 
     Args:
         max_body_bytes: larger bodies are refused with 413, without being read to their end.
     """
+    return Starlette(
+        routes=openai_routes(service, max_body_bytes=max_body_bytes),
+        exception_handlers={HTTPException: _no_route, ARTError: _fault, Exception: _fault},
+    )
+
+
+def openai_routes(
+    service: Answers, *, max_body_bytes: int = 16 * 2**20, json_only: bool = False
+) -> list[Route]:
+    """The routes alone, for an app that has others too; as `create_app`.
+
+    Args:
+        json_only: bodies have to be called JSON; what a web page can send without asking first,
+            is not.
+    """
+
+    async def body_of(request: Request) -> Any:
+        raw = await _read(request, max_body_bytes)
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if json_only and kind != "application/json":
+            raise ApiError(
+                "the content type of a request", got=kind, expected="application/json", status=415
+            )
+        return _parse(raw)
 
     async def chat_completions(request: Request) -> Response:
-        body = _parse(await _read(request, max_body_bytes))
+        body = await body_of(request)
         rollout_id = _rollout_id(request)
         if isinstance(body, dict) and body.get("stream"):
             return await _EventStream.open(service.stream(body, rollout_id=rollout_id))
@@ -63,22 +103,19 @@ def create_app(service: ChatService, *, max_body_bytes: int = 16 * 2**20) -> Sta
         return JSONResponse(service.model(request.path_params["name"]))
 
     async def tokenize(request: Request) -> Response:
-        body = _parse(await _read(request, max_body_bytes))
+        body = await body_of(request)
         return JSONResponse(service.tokenize(body, rollout_id=_rollout_id(request)))
 
     async def health(request: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
-    return Starlette(
-        routes=[
-            Route("/v1/chat/completions", chat_completions, methods=["POST"]),
-            Route("/v1/models", models),
-            Route("/v1/models/{name:path}", model),
-            Route("/tokenize", tokenize, methods=["POST"]),
-            Route("/health", health),
-        ],
-        exception_handlers={HTTPException: _no_route, ARTError: _fault, Exception: _fault},
-    )
+    return [
+        Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+        Route("/v1/models", models),
+        Route("/v1/models/{name:path}", model),
+        Route("/tokenize", tokenize, methods=["POST"]),
+        Route("/health", health),
+    ]
 
 
 async def _fault(request: Request, error: Exception) -> Response:

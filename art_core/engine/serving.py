@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from art_core.engine.api_errors import ApiError, error_response
 from art_core.errors import ConfigError, EngineError
 
-_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 _START_SECONDS = 30.0
 _KEEP_ALIVE_SECONDS = 75
 """Longer than clients keep an idle connection: at 5, as by default, a busy client sends into one
@@ -47,7 +47,7 @@ class LoopbackServer:
     def __init__(
         self, app: ASGIApp, host: str = "127.0.0.1", port: int = 0, api_key: str | None = None
     ) -> None:
-        if host not in _LOOPBACK and not api_key:
+        if host not in LOOPBACK and not api_key:
             raise ConfigError(
                 "the server would be open to the network",
                 got=host,
@@ -55,7 +55,7 @@ class LoopbackServer:
                 fix="Set api_key.",
             )
         self._host, self._port = host, port
-        self._app = Door(app, api_key=api_key, is_loopback=host in _LOOPBACK)
+        self._app = Door(app, api_key=api_key, is_loopback=host in LOOPBACK)
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None
         self._fault: BaseException | None = None
@@ -68,7 +68,7 @@ class LoopbackServer:
         """
         if self._thread is not None:
             return self
-        listener = self._listen()
+        listener = listen(self._host, self._port)
         self._port = listener.getsockname()[1]
         config = uvicorn.Config(
             self._app,
@@ -128,21 +128,6 @@ class LoopbackServer:
     ) -> None:
         self.stop()
 
-    def _listen(self) -> socket.socket:
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            listener.bind((self._host, self._port))
-            listener.listen(2048)
-        except OSError as error:
-            listener.close()
-            raise EngineError(
-                f"can't listen on {self._host}:{self._port} ({error})",
-                fix="Choose another port, or 0 for a free one.",
-            ) from error
-        listener.setblocking(False)
-        return listener
-
     def _serve(self, server: _Server, listener: socket.socket) -> None:
         """The thread: an event loop with the server on it."""
         try:
@@ -153,6 +138,31 @@ class LoopbackServer:
         finally:
             server.is_ready.set()
             listener.close()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that takes connections.
+
+    Args:
+        port: 0 takes a free one.
+
+    Raises:
+        EngineError: the address can't be had.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        raise EngineError(
+            f"can't listen on {host}:{port} ({error})",
+            fix="Choose another port, or 0 for a free one.",
+        ) from error
+    listener.setblocking(False)
+    return listener
 
 
 class _Server(uvicorn.Server):
@@ -177,7 +187,7 @@ class Door:
     """ASGI middleware: lets in who may come in, answers others in OpenAI's error shape.
 
     Args:
-        api_key: 401 without it; None asks for none.
+        api_key: 401 without it, but for /health; None asks for none.
         is_loopback: 403 for a Host or an Origin that is not this machine, which is what a web
             page sends that was made to reach into it.
     """
@@ -186,7 +196,8 @@ class Door:
         self._app, self._key, self._is_loopback = app, api_key, is_loopback
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = self._error(Headers(scope=scope)) if scope["type"] == "http" else None
+        is_open = scope.get("path") == "/health"
+        error = self._error(Headers(scope=scope), is_open) if scope["type"] == "http" else None
         if error is not None:
             await _refuse(send, *error_response(error))
             return
@@ -211,17 +222,17 @@ class Door:
             else:
                 raise
 
-    def _error(self, headers: Headers) -> ApiError | None:
+    def _error(self, headers: Headers, is_open: bool) -> ApiError | None:
         if self._is_loopback:
             for name, value in (("Host", headers.get("host")), ("Origin", headers.get("origin"))):
-                if value is not None and _host_of(value) not in _LOOPBACK:
+                if value is not None and _host_of(value) not in LOOPBACK:
                     return ApiError(
                         f"the {name} header names another machine",
                         got=value,
                         expected="localhost",
                         status=403,
                     )
-        if self._key is not None:
+        if self._key is not None and not is_open:
             kind, _, key = ",".join(headers.getlist("authorization")).partition(" ")
             is_right = hmac.compare_digest(key.strip().encode(), self._key.encode())
             if kind.lower() != "bearer" or not is_right:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, Self
@@ -19,12 +19,14 @@ from art_core import checkpoints
 from art_core.backend import Inference, TrainResult
 from art_core.bookmarks import Bookmark
 from art_core.config import TrainConfig, TrainSFTConfig
+from art_core.engine.chat_service import ChatService
 from art_core.errors import ConfigError, ModelNotRegistered
-from art_core.local.live_run import LiveRun
+from art_core.local.live_run import LiveRun, OnStepProgress
 from art_core.local.served_base import ServedBase
 from art_core.model import TrainableModel
 from art_core.nn.base_model import resolve_base_model
 from art_core.readiness.before_loading import check_before_loading
+from art_core.records import RecordStore
 from art_core.rundir import RunDir
 from art_core.runlog import log_step
 from art_core.trajectories import Trajectory, TrajectoryGroup
@@ -38,11 +40,22 @@ class LocalBackend:
     Args:
         path: where run folders are kept; None means each model's `base_path`.
         show_progress: a bar (or plain lines) while a step is trained; else silent.
+        endpoint: where this process answers for all models by itself, out of `services`; ends in
+            "/v1". None opens an endpoint on loopback for each base model.
+        on_progress: is told how far a step is, from the thread that computes it.
     """
 
-    def __init__(self, path: str | Path | None = None, *, show_progress: bool = True) -> None:
+    def __init__(
+        self,
+        path: str | Path | None = None,
+        *,
+        show_progress: bool = True,
+        endpoint: str | None = None,
+        on_progress: OnStepProgress | None = None,
+    ) -> None:
         self._path = None if path is None else str(path)
         self._show_progress = show_progress
+        self._endpoint, self._on_progress = endpoint, on_progress
         self._bases: dict[str, ServedBase] = {}
         self._runs: dict[tuple[str, str], LiveRun] = {}
         self._registering = asyncio.Lock()
@@ -71,9 +84,34 @@ class LocalBackend:
             if known is None:
                 known = self._runs[_key(model)] = await self._open(model)
             _check_same(known.model, model)
-            return Inference(
-                base_url=known.base.server.base_url, api_key="local", model_name=model.name
-            )
+            base_url = self._endpoint or known.base.base_url
+            return Inference(base_url=base_url, api_key="local", model_name=model.name)
+
+    def services(self) -> list[ChatService]:
+        """What answers chat completions: one for each base model that is loaded."""
+        return [base.service for base in self._bases.values()]
+
+    def folder(self, model: TrainableModel) -> RunDir:
+        """The model's run folder, which this process owns.
+
+        Raises:
+            ModelNotRegistered: it is not registered here.
+        """
+        return self._run(model).folder
+
+    def records(self, model: TrainableModel) -> RecordStore:
+        """What was sampled of the model and of those that share its base.
+
+        Raises:
+            ModelNotRegistered: it is not registered here.
+        """
+        return self._run(model).base.service.records
+
+    async def forget(self, model: TrainableModel, steps: Iterable[int]) -> None:
+        """Serve these steps no more; their checkpoints stay."""
+        run = self._run(model)
+        for step in steps:
+            await run.forget(step)
 
     async def train(
         self,
@@ -168,8 +206,7 @@ class LocalBackend:
         gone = await asyncio.to_thread(
             checkpoints.delete_all_but_best, run.folder, best_metric, in_use=[run.step]
         )
-        for step in gone:
-            await run.forget(step)
+        await self.forget(model, gone)
         return gone
 
     async def close(self) -> None:
@@ -214,7 +251,12 @@ class LocalBackend:
         try:
             if base is None:
                 base = await asyncio.to_thread(
-                    ServedBase.open, model.base_model, path, folder.path, model.art_config
+                    ServedBase.open,
+                    model.base_model,
+                    path,
+                    folder.path,
+                    model.art_config,
+                    listens=self._endpoint is None,
                 )
             run = await LiveRun.load(
                 model,
@@ -222,6 +264,7 @@ class LocalBackend:
                 base,
                 adapter=f"live{next(self._adapters)}",
                 show_progress=self._show_progress,
+                on_progress=self._on_progress,
             )
         except BaseException:
             if base is not None and known is None:

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 from art_core import checkpoints
 from art_core.backend import Skipped, TrainResult
@@ -50,6 +50,8 @@ from art_core.trajectory_files import write_trajectories
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
+OnStepProgress: TypeAlias = "Callable[[TrainableModel, int, int], None]"
+"""Is told of a model's step: positions that are done, and all of them."""
 
 
 @dataclass
@@ -66,6 +68,7 @@ class LiveRun:
     bookmarks: dict[str, dict[str, Any]]
     """As that step has them, or the next one will."""
     show_progress: bool
+    on_progress: OnStepProgress | None = None
     training: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by the train call under way."""
     _bookmark: Bookmark | None = None
@@ -84,6 +87,7 @@ class LiveRun:
         *,
         adapter: str,
         show_progress: bool,
+        on_progress: OnStepProgress | None = None,
     ) -> Self:
         """The latest whole checkpoint in the module, and all of them behind the endpoint; step 0
         if there is none.
@@ -119,7 +123,7 @@ class LiveRun:
             return trainer, step
 
         trainer, step = await base.bench.aside(load)
-        run = cls(model, folder, base, trainer, adapter, step, places, show_progress)
+        run = cls(model, folder, base, trainer, adapter, step, places, show_progress, on_progress)
         for saved in checkpoints.steps(folder):
             if saved <= step:
                 await run._serve(saved)
@@ -346,6 +350,8 @@ class LiveRun:
                             fix="Nothing has changed; the same groups can be trained again.",
                         )
                     bar.show(done, total, "positions")
+                    if self.on_progress is not None:
+                        self.on_progress(self.model, done, total)
 
                 with phases.of("canary"):
                     longest = self.base.engine.context_length

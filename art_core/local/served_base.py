@@ -48,13 +48,17 @@ class ServedBase:
     bench: Bench
     engine: Engine
     service: ChatService
-    server: LoopbackServer
+    server: LoopbackServer | None
+    """None: another one answers out of `service`."""
 
     @classmethod
-    def open(cls, name: str, path: Path, folder: Path, config: ModelConfig) -> Self:
+    def open(
+        cls, name: str, path: Path, folder: Path, config: ModelConfig, *, listens: bool = True
+    ) -> Self:
         """Load the base model, start its engine and open its endpoint.
 
         Args:
+            listens: False opens no endpoint.
             folder: where token records are kept, and vLLM has its own files.
 
         Raises:
@@ -71,7 +75,7 @@ class ServedBase:
             model, engine, bench = _make(name, path, folder, config)
             keyed = _is_keyed(config.engine, engine)
             service = ChatService(engine, store, ModelRegistry(name), keyed=keyed)
-            server = LoopbackServer(create_app(service)).start()
+            server = LoopbackServer(create_app(service)).start() if listens else None
         except BaseException:
             if engine is not None:
                 asyncio.run(engine.close())
@@ -79,10 +83,17 @@ class ServedBase:
             raise
         return cls(name, config.trainer, model, bench, engine, service, server)
 
+    @property
+    def base_url(self) -> str:
+        """Of its endpoint."""
+        assert self.server is not None, "it was opened without an endpoint"
+        return self.server.base_url
+
     async def close(self) -> None:
         """Stop answering: first the endpoint, then what stands behind it."""
         try:
-            await asyncio.to_thread(self.server.stop)
+            if self.server is not None:
+                await asyncio.to_thread(self.server.stop)
         finally:
             await self.engine.close()
             await asyncio.to_thread(self.bench.close)

@@ -19,6 +19,7 @@ from art_langgraph.cli.doctor import run_doctor
 from art_langgraph.cli.models import app as model_commands
 from art_langgraph.cli.quickstart import run_quickstart
 from art_langgraph.cli.rehearse import run_rehearse
+from art_langgraph.cli.serve import run_serve
 from art_langgraph.cli.setup import app as setup_commands
 from art_langgraph.cli.sft import app as sft_commands
 from art_langgraph.cli.times import run_times
@@ -37,6 +38,7 @@ app.command("quickstart")(run_quickstart)
 app.command("rehearse")(run_rehearse)
 app.command("doctor")(run_doctor)
 app.command("times")(run_times)
+app.command("serve")(run_serve)
 app.add_typer(model_commands, name="model")
 app.add_typer(setup_commands, name="setup")
 app.add_typer(sft_commands, name="sft")

@@ -1,0 +1,70 @@
+"""All models of the server under one OpenAI surface: a call goes to the base model that knows it.
+
+In: the chat services of the bases that are loaded, asked for at each call. Out: the same methods as
+one of them (`engine.openai_routes.Answers`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any
+
+from art_core.engine.api_errors import ApiError
+from art_core.engine.chat_service import ChatService
+
+
+class ServedModels:
+    """Answers by the "model" of a request."""
+
+    def __init__(self, services: Callable[[], Sequence[ChatService]]) -> None:
+        self._services = services
+
+    async def complete(self, body: object, *, rollout_id: str | None = None) -> dict[str, Any]:
+        """As `ChatService.complete`."""
+        return await self._of(_model(body)).complete(body, rollout_id=rollout_id)
+
+    def stream(self, body: object, *, rollout_id: str | None = None) -> AsyncGenerator[bytes, None]:
+        """As `ChatService.stream`."""
+        return self._of(_model(body)).stream(body, rollout_id=rollout_id)
+
+    def list_models(self) -> dict[str, Any]:
+        """As `ChatService.list_models`."""
+        cards = [card for service in self._services() for card in service.list_models()["data"]]
+        return {"object": "list", "data": cards}
+
+    def model(self, name: str) -> dict[str, Any]:
+        """As `ChatService.model`."""
+        return self._of(name).model(name)
+
+    def tokenize(self, body: object, *, rollout_id: str | None = None) -> dict[str, Any]:
+        """As `ChatService.tokenize`."""
+        return self._of(_model(body)).tokenize(body, rollout_id=rollout_id)
+
+    def _of(self, name: object) -> ChatService:
+        services = self._services()
+        if not services:
+            raise ApiError(
+                "no model is served yet",
+                fix="Register one: await model.register(art.HttpBackend(url)).",
+                code="model_not_found",
+                status=404,
+            )
+        if not isinstance(name, str):
+            return services[0]  # which says what is wrong with the request
+        for service in services:
+            try:
+                service.models.resolve(name)
+            except ApiError:
+                continue
+            return service
+        there = [one for service in services for one in service.models.names()]
+        raise ApiError(
+            f"The model {name!r} does not exist. Served here: {', '.join(there)}",
+            param="model",
+            code="model_not_found",
+            status=404,
+        )
+
+
+def _model(body: object) -> object:
+    return body.get("model") if isinstance(body, dict) else None
