@@ -40,6 +40,7 @@ from art_core.trajectories import History, Trajectory, TrajectoryGroup
 from art_core.types import Choice, Message, Messages, MessagesAndChoices, Tools
 
 if TYPE_CHECKING:
+    from art_core.client import HttpBackend
     from art_core.local import LocalBackend
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "DatasetBatch",
     "EngineConfig",
     "History",
+    "HttpBackend",
     "Inference",
     "LocalBackend",
     "LoraSettings",
@@ -93,6 +95,10 @@ __all__ = [
 if not TYPE_CHECKING:  # a checker that saw this would take any name for granted
 
     def __getattr__(name: str) -> object:
+        if name == "HttpBackend":
+            from art_core.client import HttpBackend
+
+            return HttpBackend
         if name == "LocalBackend":
             from art_core.local import LocalBackend
 

@@ -55,7 +55,7 @@ class House:
     @property
     def endpoint(self) -> str:
         """Ours; ends in "/v1"."""
-        return self.base.server.base_url
+        return self.base.base_url
 
     @property
     def direct(self) -> str:

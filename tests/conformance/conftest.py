@@ -77,7 +77,7 @@ class VllmHouse:
 
     def served(self, plain: Plain) -> Served:
         return Served(
-            base_url=self.base.server.base_url,
+            base_url=self.base.base_url,
             base_model=self.base.base_model,
             policies=list(NAMES),
             latest={"agent": "agent@2", "other": "other@5"},

@@ -22,7 +22,7 @@ class TestVllmStandard(ChatArtIntegration):
 
     @pytest.fixture
     def target(self, house: VllmHouse) -> Target:
-        return Target(house.base.server.base_url, "none", "agent@2")
+        return Target(house.base.base_url, "none", "agent@2")
 
     @pytest.fixture(autouse=True)
     def within_its_skill(self, request: pytest.FixtureRequest) -> None:

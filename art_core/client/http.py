@@ -1,0 +1,227 @@
+"""Requests to a server: repeated where that is safe, their faults as typed errors.
+
+In: a method, a path, and a body that can be made anew. Out: the response, or an error of the class
+that `LocalBackend` would raise. A request is repeated if it only asks, or carries an idempotency
+key: the server does a thing once for each key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
+
+import httpx2
+
+from art_core.errors import (
+    ARTError,
+    BadAnswer,
+    ConfigError,
+    RequestRefused,
+    ServerBusy,
+    ServerError,
+    ServerFault,
+    ServerUnreachable,
+    WrongKey,
+)
+from art_core.wire.errors import error_from_json
+from art_core.wire.protocol import WIRE, WIRE_HEADER
+
+_log = logging.getLogger(__name__)
+
+_ATTEMPTS = 8
+_FIRST_WAIT, _LONGEST_WAIT = 0.25, 15.0
+"""Seconds between attempts; each wait is twice the one before, and drawn from its upper half."""
+_TIMEOUT = httpx2.Timeout(60.0, connect=10.0)
+_PASSING = (502, 503, 504)
+"""A proxy's word that the server is away for a moment."""
+_MAX_FAULT = 2**20
+Body = Callable[[], Iterable[bytes]]
+"""Makes a body; once for each attempt."""
+
+
+class Http:
+    """A server's address, and how it is asked. May be used on any event loop.
+
+    Args:
+        url: of the server, such as "http://gpu-box:7999".
+        api_key: None sends none.
+
+    Raises:
+        ConfigError: `url` is none of a server.
+    """
+
+    def __init__(self, url: str, api_key: str | None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
+            raise ConfigError(
+                "the URL of a server",
+                got=url,
+                expected='such as "http://gpu-box:7999"',
+                fix="Give what `art-langgraph serve` prints.",
+            )
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self._key = api_key
+        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx2.AsyncClient] = (
+            WeakKeyDictionary()
+        )
+
+    def __repr__(self) -> str:
+        return f"Http({self.url!r})"
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        content: dict[str, Any] | None = None,
+        query: dict[str, Any] | None = None,
+        headers: dict[str, str] | None = None,
+        body: Body | None = None,
+        repeats: bool = True,
+    ) -> httpx2.Response:
+        """The whole response to a request.
+
+        Args:
+            content: sent as JSON.
+            body: instead, in pieces.
+            repeats: it is safe to send it again.
+
+        Raises:
+            ServerError: a kind of it says what is wrong between the two.
+            ARTError: what the server raised, as the same class.
+        """
+        for attempt in range(_ATTEMPTS if repeats else 1):
+            wait = _wait(attempt)
+            try:
+                async with self._sent(
+                    method, path, content=content, query=query, headers=headers, body=body
+                ) as response:
+                    await response.aread()
+                    return response
+            except (ServerUnreachable, ServerBusy) as error:
+                if attempt == _ATTEMPTS - 1 or not repeats:
+                    raise
+                if isinstance(error, ServerBusy) and error.retry_after is not None:
+                    wait = max(wait, min(error.retry_after, 60.0))
+                _log.info("%s %s is sent again in %.1f s: %s", method, path, wait, error)
+                await asyncio.sleep(wait)
+        raise AssertionError("unreachable")
+
+    @asynccontextmanager
+    async def stream(
+        self, method: str, path: str, *, headers: dict[str, str] | None = None
+    ) -> AsyncIterator[httpx2.Response]:
+        """A response whose body is read as it comes; asked for once.
+
+        Raises:
+            ServerError, ARTError: as `ask`.
+        """
+        async with self._sent(method, path, headers=headers) as response:
+            yield response
+
+    async def close(self) -> None:
+        """Close the connections of this event loop; those of loops that ended went with them."""
+        client = self._clients.pop(asyncio.get_running_loop(), None)
+        if client is not None:
+            await client.aclose()
+
+    @asynccontextmanager
+    async def _sent(
+        self,
+        method: str,
+        path: str,
+        *,
+        content: dict[str, Any] | None = None,
+        query: dict[str, Any] | None = None,
+        headers: dict[str, str] | None = None,
+        body: Body | None = None,
+    ) -> AsyncIterator[httpx2.Response]:
+        told = {WIRE_HEADER: str(WIRE), **(headers or {})}
+        if self._key is not None:
+            told["authorization"] = f"Bearer {self._key}"
+        pieces = None if body is None else _in_thread(body())
+        try:
+            async with self._client().stream(
+                method, self.url + path, json=content, params=query, headers=told, content=pieces
+            ) as response:
+                if response.status_code >= 400:
+                    raise await _fault(response, self.url)
+                yield response
+        except httpx2.HTTPError as error:
+            raise ServerUnreachable(
+                f"the server does not answer ({type(error).__name__}: {error})",
+                got=self.url,
+                fix="Check that `art-langgraph serve` runs there, the port, and what is between.",
+            ) from error
+
+    def _client(self) -> httpx2.AsyncClient:
+        loop = asyncio.get_running_loop()
+        if loop not in self._clients:
+            self._clients[loop] = httpx2.AsyncClient(timeout=_TIMEOUT, follow_redirects=False)
+        return self._clients[loop]
+
+
+async def _in_thread(chunks: Iterable[bytes]) -> AsyncIterator[bytes]:
+    """Pieces of a body, each made in a thread, so that the event loop goes on."""
+    source: Iterator[bytes] = iter(chunks)
+    while True:
+        chunk = await asyncio.to_thread(next, source, None)
+        if chunk is None:
+            return
+        yield chunk
+
+
+async def _fault(response: httpx2.Response, url: str) -> ARTError:
+    """The error that an answer tells of."""
+    status = response.status_code
+    raw = b""
+    with suppress(httpx2.HTTPError):
+        async for part in response.aiter_bytes():
+            raw += part
+            if len(raw) > _MAX_FAULT:
+                break
+    try:
+        told = json.loads(raw)
+        message = str(told["error"]["message"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        told, message = {}, ""
+    if status in _PASSING and not message:
+        return ServerUnreachable(f"the server is away: {status}", status=status, got=url)
+    if status == 429:
+        return ServerBusy(
+            message or "the server is busy", status=status, retry_after=_after(response)
+        )
+    if isinstance(told, dict) and "art" in told:
+        return error_from_json(told["art"])
+    if status == 401:
+        return WrongKey(
+            message or "the server asks for a key",
+            status=status,
+            fix='Give it: art.HttpBackend(url, api_key="...").',
+        )
+    if not message:
+        return BadAnswer(
+            f"what answers at {url} is no art-langgraph server: {status}",
+            status=status,
+            got=raw[:200].decode("utf-8", "replace"),
+            fix="Check the URL, and the proxy in between.",
+        )
+    kind: type[ServerError] = ServerFault if status >= 500 else RequestRefused
+    return kind(message, status=status)
+
+
+def _after(response: httpx2.Response) -> float | None:
+    told = response.headers.get("retry-after", "")
+    return float(told) if told.isascii() and told.isdigit() else None
+
+
+def _wait(attempt: int) -> float:
+    longest = min(_LONGEST_WAIT, _FIRST_WAIT * 2.0**attempt)
+    return longest * (0.5 + random.random() / 2)
