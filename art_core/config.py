@@ -382,6 +382,8 @@ class Environment:
     """ART_MODEL: served name there, e.g. "agent-001@12"."""
     api_key: str | None
     """ART_API_KEY."""
+    server_url: str | None
+    """ART_SERVER_URL: of a server that commands train on, instead of this machine."""
     home: Path | None
     """ART_HOME: where base models and vLLM are kept; None means the user's cache folder."""
     vllm_python: Path | None
@@ -399,6 +401,7 @@ def environment() -> Environment:
         base_url=os.environ.get("ART_BASE_URL") or None,
         model=os.environ.get("ART_MODEL") or None,
         api_key=os.environ.get("ART_API_KEY") or None,
+        server_url=os.environ.get("ART_SERVER_URL") or None,
         home=Path(home) if home else None,
         vllm_python=Path(vllm_python) if vllm_python else None,
         ci=os.environ.get("CI", "").lower() not in ("", "0", "false"),

@@ -138,6 +138,18 @@ class RunDir:
             return Holder(**json.loads(self._holder_json.read_text("utf-8")))
         return None
 
+    def is_held(self) -> bool:
+        """True if an owner is at work in it, this process or another."""
+        if not (self.path / "lock").exists():
+            return False
+        lock = FileLock(self.path / "lock", timeout=0, thread_local=False)
+        try:
+            lock.acquire()
+        except Timeout:
+            return True
+        lock.release()
+        return False
+
     def close(self) -> None:
         """Give the folder free. Safe to call twice."""
         lock, self._lock = self._lock, None

@@ -20,6 +20,7 @@ from art_core.backend import Inference, TrainResult
 from art_core.bookmarks import Bookmark
 from art_core.client.http import Http
 from art_core.client.jobs import followed
+from art_core.client.kept_log import keep
 from art_core.config import TrainConfig, TrainSFTConfig, environment
 from art_core.errors import BadAnswer, ServerError, WireMismatch
 from art_core.model import TrainableModel
@@ -41,6 +42,7 @@ class HttpBackend:
         send: "calls" sends calls whole; "records" sends those that the server answered by their
             ids alone, which is less to send, as long as the server keeps its records.
         show_progress: a bar (or plain lines) while the server is at work; else silent.
+        keep_log: write what is logged into the model's run folder on this side too.
 
     Raises:
         ConfigError: `url` is none of a server.
@@ -53,7 +55,9 @@ class HttpBackend:
         api_key: str | None = None,
         send: Literal["calls", "records"] = "calls",
         show_progress: bool = True,
+        keep_log: bool = True,
     ) -> None:
+        self._keep_log = keep_log
         self._api_key = api_key or environment().api_key
         self._http = Http(url, self._api_key)
         self._by_record = send == "records"
@@ -114,8 +118,10 @@ class HttpBackend:
             ARTError: as `LocalBackend.train`, and those of the way to the server (`ServerError`).
         """
         asked = wire.TrainRequest(config=config, bookmark=_mark(bookmark))
-        told = await self._job(wire.TRAIN, "train", model, asked, groups)
-        return result_from_json(told)
+        result = result_from_json(await self._job(wire.TRAIN, "train", model, asked, groups))
+        played = result.step - result.trained
+        await self._kept(model, "train", played, groups, {**result.metrics, **_outcome(result)})
+        return result
 
     async def train_sft(
         self,
@@ -128,7 +134,11 @@ class HttpBackend:
         """As `Backend.train_sft`. Cancelled, it cancels the job."""
         asked = wire.SFTRequest(config=config, bookmark=_mark(bookmark))
         groups = [TrajectoryGroup(list(trajectories))]
-        return result_from_json(await self._job(wire.TRAIN_SFT, "train_sft", model, asked, groups))
+        told = await self._job(wire.TRAIN_SFT, "train_sft", model, asked, groups)
+        result = result_from_json(told)
+        before = result.step - result.trained
+        await self._kept(model, "sft", before, (), {**result.metrics, **_outcome(result)})
+        return result
 
     async def sft_loss(
         self, model: TrainableModel, trajectories: Sequence[Trajectory], config: TrainSFTConfig
@@ -189,6 +199,9 @@ class HttpBackend:
             body=self._body("log", asked, groups),
             repeats=False,
         )
+        if self._keep_log:
+            at = await self.get_step(model) if step is None else step
+            await self._kept(model, split, at, groups, metrics)
 
     async def delete_checkpoints(self, model: TrainableModel, *, best_metric: str) -> list[int]:
         """As `Backend.delete_checkpoints`."""
@@ -260,6 +273,17 @@ class HttpBackend:
             )
         self._is_known = True
 
+    async def _kept(
+        self,
+        model: TrainableModel,
+        split: str,
+        step: int,
+        groups: Sequence[TrajectoryGroup],
+        metrics: dict[str, Any] | None,
+    ) -> None:
+        if self._keep_log:
+            await asyncio.to_thread(keep, model, split, step, groups, metrics)
+
     async def _job(
         self,
         template: str,
@@ -311,6 +335,10 @@ class HttpBackend:
 
 RolloutUrl = wire.RolloutUrl
 _HEADERS = {"content-type": wire.PAYLOAD, "content-encoding": "gzip"}
+
+
+def _outcome(result: TrainResult) -> dict[str, Any]:
+    return {"trained": result.trained, **({"reason": result.reason} if result.reason else {})}
 
 
 def _path(template: str, model: TrainableModel) -> str:

@@ -47,6 +47,8 @@ class Teller:
         if isinstance(error, ApiError):
             return error_response(error)
         status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+        if isinstance(error, errors.ServerError) and error.status is not None:
+            status = error.status
         kind = "invalid_request_error" if status < 500 else "server_error"
         told = error_to_json(error, shown=self.shown)
         if not isinstance(error, errors.ARTError):

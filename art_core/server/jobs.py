@@ -106,6 +106,20 @@ class Jobs:
         job = self._ledger.add(wanted, request)
         if job is not wanted:
             self._files.ended(wanted.id)
+            return self.known(kind, project, name, key) or job
+        self._begin(job)
+        return self.get(job.id) or job
+
+    def known(self, kind: str, project: str, name: str, key: str | None) -> Job | None:
+        """The job that was taken with this key; None if there is none.
+
+        Raises:
+            ConfigError: the key was another request's.
+        """
+        found = self._ledger.jobs(key=key) if key is not None else []
+        if not found:
+            return None
+        job = found[0]
         if (job.kind, job.project, job.name) != (kind, project, name):
             raise ConfigError(
                 "an idempotency key was used before, for something else",
@@ -113,8 +127,6 @@ class Jobs:
                 expected=f"{job.kind} of {job.name!r}",
                 fix="Make a new key for each request, and keep it for its repetitions.",
             )
-        if job is wanted:
-            self._begin(job)
         return self.get(job.id) or job
 
     def get(self, job_id: str) -> Job | None:

@@ -55,8 +55,8 @@ def run_routes(
     ) -> Response:
         """Take a payload as a job."""
         work.model(project, name)
-        if key is not None and (known := ledger.jobs(key=key)):
-            return _accepted(jobs.get(known[0].id) or known[0])
+        if (known := jobs.known(kind, project, name, key)) is not None:
+            return _accepted(known)
         _check_media(request)
         aside = uuid.uuid4().hex
         is_packed = request.headers.get("content-encoding", "identity") == "gzip"

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from art_core.config import environment
 from art_core.errors import ConfigError
 from art_langgraph.cli.console import draws_bars, say
 from art_langgraph.cli.library_noise import no_library_bars, no_library_warnings
@@ -77,6 +78,7 @@ def run_quickstart(
     recipe = Recipe(seed=seed, base_model=base_model, graph=graph.value)
     recipe = recipe.quick() if quick else recipe
     recipe = replace(recipe, max_steps=steps or recipe.max_steps)
+    is_remote = environment().server_url is not None
     check_installed("training", "matplotlib")
     _check_folder(out)
     model, run = choose_run(recipe, path, quick=quick, fresh=fresh)
@@ -84,7 +86,7 @@ def run_quickstart(
     introduce(recipe, run, journal)
     if not journal.finished:
         with _going_on(run, recipe):
-            began += _fetch(base_model)
+            began += 0.0 if is_remote else _fetch(base_model)
             _train(model, recipe, journal, Narrator(recipe, bars=draws_bars()), began)
     show_result(write_report(out, run, recipe, journal), run, out)
 
@@ -97,18 +99,26 @@ def _train(
     began: float,
 ) -> None:
     """Do what is missing of the run."""
-    import art_core as art
     from art_langgraph import SamplingOverridden
     from art_langgraph.cli.interrupt import run
     from art_langgraph.quickstart.session import run_session
 
     async def session() -> None:
-        async with art.LocalBackend(show_progress=narrator.bars) as backend:
+        async with _backend(narrator.bars) as backend:
             await run_session(model, backend, recipe, journal, narrator, began=began)
 
     with no_library_warnings():
         warnings.simplefilter("ignore", SamplingOverridden)  # it is meant so: see Desk.serve
         run(session())
+
+
+def _backend(bars: bool) -> art.HttpBackend | art.LocalBackend:
+    """The server that ART_SERVER_URL names, else this machine."""
+    import art_core as art
+
+    if (url := environment().server_url) is not None:
+        return art.HttpBackend(url, show_progress=bars)
+    return art.LocalBackend(show_progress=bars)
 
 
 def choose_run(

@@ -154,7 +154,9 @@ def show_result(report: dict[str, Any], run: RunDir, out: Path) -> None:
         _failed(report["failures"]),
     )
     say(("report  ", "dim"), visible(str(out / "index.html")))
-    say(("model   ", "dim"), visible(str(run.checkpoints / f"{report['checkpoint']:04d}")))
+    folder = run.checkpoints / f"{report['checkpoint']:04d}"
+    where = str(folder) if folder.exists() else f"step {report['checkpoint']}, on the server"
+    say(("model   ", "dim"), visible(where))
     say(("the loop that did it, one page  ", "dim"), "art_langgraph/quickstart/loop.py")
 
 

@@ -29,10 +29,12 @@ class ServerProcess:
         port: 0 takes a free one, which stays its own.
     """
 
-    def __init__(self, path: Path, *base_models: Path, key: str | None = KEY) -> None:
+    def __init__(
+        self, path: Path, *base_models: Path, key: str | None = KEY, options: tuple[str, ...] = ()
+    ) -> None:
         self.path, self.key, self.port = path, key, 0
         self.log: list[str] = []
-        self._base_models = base_models
+        self._base_models, self._options = base_models, options
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
@@ -48,7 +50,7 @@ class ServerProcess:
     def start(self) -> Self:
         """Returns when it answers."""
         command = [sys.executable, "-c", self.program(), "serve", "--path", str(self.path)]
-        command += ["--port", str(self.port)]
+        command += ["--port", str(self.port), *self._options]
         for base in self._base_models:
             command += ["--base-model", str(base)]
         environment = {k: v for k, v in os.environ.items() if k != "ART_API_KEY"}
