@@ -186,6 +186,36 @@ class RecordStore:
         """The records of a rollout, in the order their calls began."""
         return self._select("rollout_id = ? ORDER BY created, rowid", [rollout_id])
 
+    def size(self) -> int:
+        """Bytes of the file that records take."""
+        with self._lock:
+            pages, free, page = (
+                self._db.execute(f"PRAGMA {name}").fetchone()[0]
+                for name in ("page_count", "freelist_count", "page_size")
+            )
+        return int((pages - free) * page)
+
+    def newest(self) -> int:
+        """Number of the newest record; numbers grow. 0 if there is none."""
+        with self._lock:
+            return int(
+                self._db.execute("SELECT COALESCE(MAX(rowid), 0) FROM token_records").fetchone()[0]
+            )
+
+    def drop(self, up_to: int, *, at_most: int | None = None) -> int:
+        """Delete the oldest records, up to that number; how many they were.
+
+        Args:
+            at_most: so many of them.
+        """
+        limit = -1 if at_most is None else at_most
+        with self._lock:
+            return self._db.execute(
+                "DELETE FROM token_records WHERE rowid IN (SELECT rowid FROM token_records "
+                "WHERE rowid <= ? ORDER BY rowid LIMIT ?)",
+                (up_to, limit),
+            ).rowcount
+
     def close(self) -> None:
         """Close the file. Safe to call twice."""
         with self._lock:

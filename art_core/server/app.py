@@ -7,6 +7,7 @@ Left out: the port and the key (`serve`).
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -28,10 +29,12 @@ from art_core.engine.openai_routes import openai_routes
 from art_core.errors import ARTError, WireMismatch
 from art_core.local.backend import LocalBackend
 from art_core.model import TrainableModel
+from art_core.server.admission import RETRY_SECONDS, Admission
 from art_core.server.faults import Teller
 from art_core.server.figures import MEDIA_TYPE, figures
 from art_core.server.job_files import JobFiles
 from art_core.server.jobs import Jobs
+from art_core.server.kept_records import KeptRecords
 from art_core.server.ledger import Ledger
 from art_core.server.rollout_urls import RolloutUrls
 from art_core.server.run_routes import run_routes
@@ -41,6 +44,9 @@ from art_core.server.signed import Signer
 from art_core.wire.protocol import WIRE, WIRE_HEADER
 
 _log = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 600.0
+"""Between two looks at how many records are kept."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +98,9 @@ def create_server(settings: ServerSettings) -> ASGIApp:
         try:
             await _restore(work, ledger)
             jobs.start()
+            bounded = asyncio.create_task(_bound_records(backend))
             yield
+            bounded.cancel()
         finally:
             await jobs.close()
             await backend.close()
@@ -108,19 +116,35 @@ def create_server(settings: ServerSettings) -> ASGIApp:
     )
     app.include_router(run_routes(work, jobs, ledger, files, signer, app.version))
     answers: Counter[str] = Counter()
+    admission = Admission()
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        return PlainTextResponse(await figures(work, ledger, answers), media_type=MEDIA_TYPE)
+        return PlainTextResponse(
+            await figures(work, ledger, answers, admission), media_type=MEDIA_TYPE
+        )
 
-    app.router.routes.extend(openai_routes(ServedModels(backend.services), json_only=True))
+    app.router.routes.extend(
+        openai_routes(ServedModels(backend.services, admission), json_only=True)
+    )
     _tell_faults(app, teller)
 
     def refuse(error: Exception) -> Response:
-        status, body = teller.answer(error)
-        return JSONResponse(body, status)
+        return _answer(teller, error)
 
     return _counted(RolloutUrls(_same_wire(app, refuse), signer, refuse), answers)
+
+
+async def _bound_records(backend: LocalBackend) -> None:
+    """Look at the records of all bases, now and then."""
+    kept: dict[int, KeptRecords] = {}
+    while True:
+        for service in backend.services():
+            store = kept.setdefault(id(service.records), KeptRecords(service.records))
+            gone = await asyncio.to_thread(store.look)
+            if gone:
+                _log.info("%d token records were dropped: they were old, or too many", gone)
+        await asyncio.sleep(_LOOK_SECONDS)
 
 
 async def _restore(work: RunWork, ledger: Ledger) -> None:
@@ -144,11 +168,16 @@ def _tell_faults(app: FastAPI, teller: Teller) -> None:
             )
         elif not isinstance(error, ARTError):
             _log.exception("a request failed", exc_info=error)
-        status, body = teller.answer(error)
-        return JSONResponse(body, status)
+        return _answer(teller, error)
 
     for kind in (RequestValidationError, HTTPException, ARTError, Exception):
         app.add_exception_handler(kind, told)
+
+
+def _answer(teller: Teller, error: Exception) -> Response:
+    status, body = teller.answer(error)
+    headers = {"retry-after": str(RETRY_SECONDS)} if status == 429 else None
+    return JSONResponse(body, status, headers)
 
 
 def _same_wire(app: ASGIApp, refuse: Callable[[Exception], Response]) -> ASGIApp:

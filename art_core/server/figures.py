@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections import Counter
 
+from art_core.server.admission import Admission
 from art_core.server.ledger import Ledger
 from art_core.server.run_work import RunWork
 
 MEDIA_TYPE = "text/plain; version=0.0.4"
 
 
-async def figures(work: RunWork, ledger: Ledger, answers: Counter[str]) -> str:
+async def figures(
+    work: RunWork, ledger: Ledger, answers: Counter[str], admission: Admission
+) -> str:
     """The page.
 
     Args:
@@ -21,6 +24,9 @@ async def figures(work: RunWork, ledger: Ledger, answers: Counter[str]) -> str:
     """
     lines = ["# TYPE art_requests_total counter"]
     lines += [f'art_requests_total{{status="{kind}"}} {n}' for kind, n in sorted(answers.items())]
+    lines += ["# TYPE art_calls gauge"]
+    lines += [f'art_calls{{state="running"}} {admission.running}']
+    lines += [f'art_calls{{state="waiting"}} {admission.waiting}']
     lines += ["# TYPE art_jobs gauge"]
     states = Counter((job.kind, job.state) for job in ledger.jobs())
     lines += [

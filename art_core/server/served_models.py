@@ -7,25 +7,41 @@ one of them (`engine.openai_routes.Answers`).
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from art_core.engine.api_errors import ApiError
 from art_core.engine.chat_service import ChatService
+from art_core.server.admission import Admission
 
 
 class ServedModels:
-    """Answers by the "model" of a request."""
+    """Answers by the "model" of a request, each call in its turn."""
 
-    def __init__(self, services: Callable[[], Sequence[ChatService]]) -> None:
-        self._services = services
+    def __init__(self, services: Callable[[], Sequence[ChatService]], admission: Admission) -> None:
+        self._services, self._admission = services, admission
 
     async def complete(self, body: object, *, rollout_id: str | None = None) -> dict[str, Any]:
-        """As `ChatService.complete`."""
-        return await self._of(_model(body)).complete(body, rollout_id=rollout_id)
+        """As `ChatService.complete`.
 
-    def stream(self, body: object, *, rollout_id: str | None = None) -> AsyncGenerator[bytes, None]:
-        """As `ChatService.stream`."""
-        return self._of(_model(body)).stream(body, rollout_id=rollout_id)
+        Raises:
+            ApiError: also 429, too many calls wait.
+        """
+        service = self._of(_model(body))
+        async with self._admission.turn(str(_model(body))):
+            return await service.complete(body, rollout_id=rollout_id)
+
+    async def stream(
+        self, body: object, *, rollout_id: str | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        """As `ChatService.stream`; `ApiError` as `complete`."""
+        service = self._of(_model(body))
+        async with (
+            self._admission.turn(str(_model(body))),
+            aclosing(service.stream(body, rollout_id=rollout_id)) as events,
+        ):
+            async for event in events:
+                yield event
 
     def list_models(self) -> dict[str, Any]:
         """As `ChatService.list_models`."""
