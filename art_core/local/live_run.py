@@ -100,7 +100,7 @@ class LiveRun:
             seed=settings.seed,
             optimizer=settings.trainer.optimizer,
             checkpoints=folder.checkpoints,
-            checkpoint=found and found.path,
+            checkpoint=found.path if found else None,
             gives_way=base.bench.gives_way,
         )
         opened = await base.bench.open(opening, AdapterRef(model.name, step))

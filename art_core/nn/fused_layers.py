@@ -9,7 +9,6 @@ is told by what they hold, and then tried out: a block that answers otherwise ke
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -123,9 +122,14 @@ def _alike(got: Tensor, want: Tensor) -> bool:
     return float((got.float() - want.float()).norm()) <= allowed
 
 
-@cache
+_SUBCLASSES: dict[tuple[type, Callable[..., Any]], type] = {}
+
+
 def _subclass(kind: type, forward: Callable[..., Any]) -> type:
-    return type(f"Fused{kind.__name__}", (kind,), {"forward": forward})
+    key = (kind, forward)
+    if key not in _SUBCLASSES:
+        _SUBCLASSES[key] = type(f"Fused{kind.__name__}", (kind,), {"forward": forward})
+    return _SUBCLASSES[key]
 
 
 def attending(

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from art_core import errors
-from art_core.config import TrainSFTConfig
+from art_core.config import TrainConfig, TrainSFTConfig
 from art_core.engine.keeper import start_of
 from art_core.errors import (
     CheckpointError,
@@ -116,15 +116,16 @@ def test_steps_in_a_process_of_their_own_are_those_of_this_one_bit_for_bit(
     bench: WorkbenchApart, here: Path, tmp_path: Path
 ) -> None:
     listener = Listener(bench)
-    for step, config in ((1, CONFIG), (2, CONFIG), (3, SFT)):
-        learned = listener.learn(lesson(tmp_path, step, config))
+    configs: dict[int, TrainConfig | TrainSFTConfig] = {1: CONFIG, 2: CONFIG, 3: SFT}
+    steps = [listener.learn(lesson(tmp_path, *each)) for each in configs.items()]
+    for step, learned in enumerate(steps, start=1):
         assert learned.path == tmp_path / "checkpoints" / f"{step:04d}"
         assert saved(tmp_path, step) == saved(here, step)
+        assert learned.metrics["seconds/forward"] > 0
+        assert learned.probe is not None
+        assert not np.array_equal(learned.probe.before, learned.probe.after)
     assert listener.heard[0][0] < listener.heard[0][1]
     assert len(saved(here, 3)) == 5, "weights, moments, counters, base, bookmarks"
-    assert learned.metrics["seconds/forward"] > 0
-    assert learned.probe is not None
-    assert not np.array_equal(learned.probe.before, learned.probe.after)
 
 
 def test_a_run_goes_on_from_its_checkpoint_as_if_nothing_had_been(
