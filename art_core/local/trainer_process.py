@@ -76,10 +76,13 @@ class TrainerProcess:
     """
 
     def __init__(self, loading: Loading, folder: Path, patience: Patience | None = None) -> None:
+        self.had_ended = False
+        """The last ask found that it had ended before: it was never heard of."""
         self._loading, self._folder = loading, folder
         self._patience = patience or Patience()
         self._child: KeptProcess | None = None
         self._line: Connection | None = None
+        self._unheard = True
 
     def start(self) -> Loaded:
         """Start one, in the place of any before, with the base model in memory.
@@ -118,7 +121,7 @@ class TrainerProcess:
             TrainerDied: it ended or hung; nothing of the request is left in memory.
             Exception: what it met.
         """
-        asked = Ask(request, gives_back)
+        asked, self._unheard, self.had_ended = Ask(request, gives_back), True, False
         told, ends = on_progress or _ignore, stop or threading.Event()
         try:
             answer = self._answered(asked, told, ends, silence or self._patience.silence)
@@ -183,7 +186,7 @@ class TrainerProcess:
                 return message
             now = time.monotonic()
             if message is not None:
-                heard = now
+                heard, self._unheard = now, False
                 _take(message, on_progress)
             if now > until:
                 raise stopped()
@@ -220,6 +223,7 @@ class TrainerProcess:
 
     def _died(self) -> TrainerDied:
         """What is said of one whose end of the line is gone."""
+        self.had_ended = self._unheard
         status = None if self._child is None else self._child.wait(_END_SECONDS)
         cause, fix = _in_words(status)
         return TrainerDied(

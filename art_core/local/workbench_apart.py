@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from art_core.checkpoints import folder_name
+from art_core.errors import TrainerDied
 from art_core.local.trainer_process import Patience, TrainerProcess
 from art_core.sealed import remove_leftovers
 from art_core.training.apart import Request
@@ -60,8 +61,8 @@ class WorkbenchApart:
             TrainerDied: the process ended or hung. The step is not on disk.
         """
         try:
-            learned: Learned = self._about(
-                lesson.adapter, lesson, on_progress=on_progress, stop=stop
+            learned: Learned = self._asked(
+                lesson, about=lesson.adapter, on_progress=on_progress, stop=stop
             )
         except BaseException:
             if not self._process.runs:
@@ -73,24 +74,30 @@ class WorkbenchApart:
 
     def loss(self, question: Question) -> float:
         """As `Workbench.loss`."""
-        found: float = self._about(question.adapter, question)
+        found: float = self._asked(question, about=question.adapter)
         return found
 
     def close(self) -> None:
         """End the process."""
         self._process.close()
 
-    def _about(self, adapter: str, request: Request, **given: Any) -> Any:
-        """Ask something of an adapter, which is opened first if it is not there."""
-        self._ready()
-        if adapter not in self._there:
-            self._asked(self._known[adapter])
-            self._there.add(adapter)
-        return self._asked(request, **given)
+    def _asked(self, request: Request, *, about: str | None = None, **given: Any) -> Any:
+        """Ask; once more of a new process, if the old one had ended before it heard of it.
 
-    def _asked(self, request: Request, **given: Any) -> Any:
-        self._ready()
-        return self._process.ask(request, gives_back=self.gives_back, **given)
+        Args:
+            about: an adapter that has to be there; None: none has to.
+        """
+        for is_last in (False, True):
+            self._ready()
+            if about is not None and about not in self._there:
+                self._process.ask(self._known[about], gives_back=self.gives_back)
+                self._there.add(about)
+            try:
+                return self._process.ask(request, gives_back=self.gives_back, **given)
+            except TrainerDied:
+                if is_last or not self._process.had_ended:
+                    raise
+        raise AssertionError("the last try returns or raises")
 
     def _ready(self) -> None:
         """Have a process with the base model in memory."""

@@ -7,6 +7,7 @@ with vLLM is to be had, its tests skip themselves by name. Run: `pytest -m vllm 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,11 @@ class VllmHouse:
 
     def __init__(self, base: Path, adapters: dict[str, Path], runs: Path) -> None:
         self.runs = runs
-        self.backend = art.LocalBackend(show_progress=False)
+        self.begun = threading.Event()
+        """Set when a step has computed a row."""
+        self.backend = art.LocalBackend(
+            show_progress=False, on_progress=lambda *_: self.begun.set()
+        )
         self.model: art.TrainableModel[Any] = art.TrainableModel(
             name="learner",
             project="conformance",
@@ -64,6 +69,10 @@ class VllmHouse:
         self.engine: VllmEngine = self.base.engine
         self.records = self.base.service.records
         asyncio.run(self._publish(adapters))
+
+    @property
+    def run_folder(self) -> Path:
+        return self.runs / self.model.project / "models" / self.model.name
 
     def _bases(self) -> list[ServedBase]:
         """What the backend started: the suite serves its own adapters from it as well."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -25,7 +26,7 @@ from art_core.engine.adapter_files import CONFIG
 from art_core.engine.base import AdapterRef
 from art_core.engine.swap_proof import prove_swap
 from art_core.engine.vllm_server import MODULE
-from art_core.errors import CheckpointError, EngineError
+from art_core.errors import CheckpointError, EngineError, TrainerDied
 from tests.conformance.conftest import NOISE, VllmHouse
 from tests.engine.conformance import (
     JSON_FORMAT,
@@ -327,6 +328,26 @@ async def greedy(model: art.TrainableModel[Any], name: str) -> list[float]:
         extra_body={"min_tokens": 6},
     )
     return logprobs_of(done)
+
+
+async def test_a_trainer_that_is_killed_leaves_vllm_answering(house: VllmHouse) -> None:
+    """kill -9 in a step: the error comes, calls go on, and the next step is learned and proved."""
+    model, groups = house.model, await play(house.model)
+    step, starts = await model.get_step(), house.engine.server.starts
+    config = art.TrainConfig(learning_rate=1e-3, minibatches=8)
+    record = house.run_folder / "trainer" / "process.json"
+    house.begun.clear()
+    training = asyncio.create_task(model.train(groups, config))
+    assert await asyncio.to_thread(house.begun.wait, 60)
+    os.kill(int(json.loads(record.read_text())["main"][0]), signal.SIGKILL)
+    with pytest.raises(TrainerDied, match="as the system does when memory runs out"):
+        await training
+    assert await model.get_step() == step
+    for trajectory in await one_more(model):
+        assert {call.step for call in trajectory.calls} == {step}
+    result = await model.train(groups, art.TrainConfig(learning_rate=3e-3))
+    assert (result.step, result.metrics["swap/proved"]) == (step + 1, 1.0)
+    assert house.engine.server.starts == starts
 
 
 # The last: it costs a start
