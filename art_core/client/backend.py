@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import tarfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
@@ -27,6 +26,7 @@ from art_core.model import TrainableModel
 from art_core.progress import progress
 from art_core.trajectories import Trajectory, TrajectoryGroup
 from art_core.wire import protocol as wire
+from art_core.wire.adapter_tar import tar_of, unpack
 from art_core.wire.payload import Payload, compressed, read_payload, write_payload
 from art_core.wire.results import result_from_json, told_figures
 
@@ -227,14 +227,52 @@ class HttpBackend:
         """Fetch the adapter of a step, in peft's form, into `folder`, which is made if missing.
 
         Raises:
-            CheckpointError: there is no such step.
-            BadAnswer: what came is cut, or no adapter.
+            CheckpointError: there is no such step, or what came is cut.
         """
         target = Path(folder)
         path = wire.path(wire.CHECKPOINT, project=model.project, name=model.name, step=step)
         response = await self._http.ask("GET", path)
-        await asyncio.to_thread(_unpack, response.content, target)
+        await asyncio.to_thread(unpack, io.BytesIO(response.content), target)
         return target
+
+    async def adopt(self, model: TrainableModel, adapter: str | Path) -> TrainResult:
+        """As `LocalBackend.adopt`: the adapter in a folder here is sent, and becomes the next step.
+
+        Raises:
+            CheckpointError: it is no adapter for this model; nothing has changed.
+        """
+        folder = Path(adapter)
+        response = await self._http.ask(
+            "PUT",
+            _path(wire.CHECKPOINTS, model),
+            headers={"content-type": wire.TAR, wire.KEY_HEADER: wire.new_key()},
+            body=lambda: tar_of(folder),
+        )
+        job = _read(wire.JobAnswer, response.content).job
+        return result_from_json(await self._followed(job, "upload"))
+
+    async def fork(
+        self,
+        model: TrainableModel,
+        from_name: str,
+        *,
+        from_project: str | None = None,
+        step: int | None = None,
+    ) -> TrainResult:
+        """As `LocalBackend.fork`, among the server's models.
+
+        Raises:
+            CheckpointError: there is no such step, or it does not fit; nothing has changed.
+        """
+        asked = wire.ForkRequest(from_name=from_name, from_project=from_project, step=step)
+        response = await self._http.ask(
+            "POST",
+            _path(wire.FORK, model),
+            content=asked.model_dump(mode="json"),
+            headers={wire.KEY_HEADER: wire.new_key()},
+        )
+        job = _read(wire.JobAnswer, response.content).job
+        return result_from_json(await self._followed(job, "fork"))
 
     async def jobs(self, model: TrainableModel) -> list[wire.Job]:
         """What the server was asked to do with a model, the oldest first."""
@@ -369,19 +407,3 @@ def _bad(kind: type[BaseModel], raw: bytes) -> ServerError:
         got=raw[:200].decode("utf-8", "replace"),
         fix="Check the URL: another program may answer there.",
     )
-
-
-def _unpack(raw: bytes, folder: Path) -> None:
-    """The plain files of a tar, by their last names alone."""
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with tarfile.open(fileobj=io.BytesIO(raw)) as archive:
-            members = [m for m in archive.getmembers() if m.isfile() and "/" not in m.name]
-            for member in members:
-                source = archive.extractfile(member)
-                assert source is not None
-                (folder / member.name).write_bytes(source.read())
-    except tarfile.TarError as error:
-        raise BadAnswer(f"the checkpoint that came can't be unpacked ({error})") from error
-    if not (folder / "adapter_config.json").exists():
-        raise BadAnswer("the checkpoint that came has no adapter_config.json")

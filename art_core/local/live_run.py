@@ -168,6 +168,20 @@ class LiveRun:
         step = asyncio.create_task(self._step_sft(written, config))
         return await _to_its_end(step, self._stop)
 
+    async def adopt(self, adapter: Path) -> TrainResult:
+        """Go on from the adapter in a folder, as the next step.
+
+        Raises:
+            CheckpointError: it does not fit this model; nothing has changed.
+        """
+        self._stop, self._bookmark = threading.Event(), None
+
+        def load(tell: OnProgress) -> dict[str, float]:
+            self.trainer.load(adapter)
+            return {"tokens_computed": 0.0}
+
+        return await _to_its_end(asyncio.create_task(self._learn(load, (), skipped=())), self._stop)
+
     async def sft_loss(self, trajectories: Sequence[Trajectory], config: TrainSFTConfig) -> float:
         """As `Backend.sft_loss`."""
         written = await self._written(trajectories, config)

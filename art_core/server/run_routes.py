@@ -19,7 +19,6 @@ from art_core import checkpoints
 from art_core.bookmarks import Bookmark
 from art_core.engine.api_errors import ApiError
 from art_core.metrics import MetricsLog
-from art_core.server.adapter_tar import tar_of
 from art_core.server.job_files import JobFiles
 from art_core.server.jobs import Jobs
 from art_core.server.ledger import Ledger
@@ -28,6 +27,7 @@ from art_core.server.run_work import JOB_MARK, RunWork
 from art_core.server.signed import Signer
 from art_core.trajectories import TrajectoryGroup
 from art_core.wire import protocol as wire
+from art_core.wire.adapter_tar import tar_of
 from art_core.wire.errors import error_from_json
 from art_core.wire.payload import compressed, write_payload
 
@@ -213,6 +213,29 @@ def run_routes(
         folder = work.backend.folder(work.model(project, name))
         found = await asyncio.to_thread(checkpoints.find, folder, step)
         return StreamingResponse(tar_of(found.path), media_type=wire.TAR)
+
+    @api.put(wire.CHECKPOINTS, response_model=None)
+    async def upload(
+        request: Request, project: str, name: str, key: IdempotencyKey = None
+    ) -> Response:
+        work.model(project, name)
+        if (known := jobs.known("upload", project, name, key)) is not None:
+            return _accepted(known)
+        kind = request.headers.get("content-type", "").partition(";")[0].strip()
+        if kind != wire.TAR:
+            raise ApiError(
+                "the content type of an adapter", got=kind, expected=wire.TAR, status=415
+            )
+        path = await files.keep(uuid.uuid4().hex, request.stream())
+        return _accepted(jobs.submit("upload", project, name, key, {}, given=path))
+
+    @api.post(wire.FORK, response_model=None)
+    async def fork(
+        project: str, name: str, asked: wire.ForkRequest, key: IdempotencyKey = None
+    ) -> Response:
+        work.model(project, name)
+        request = asked.model_dump(mode="json")
+        return _accepted(jobs.submit("fork", project, name, key, request))
 
     @api.post(wire.PRUNE)
     async def prune(project: str, name: str, asked: wire.PruneRequest) -> wire.Pruned:
