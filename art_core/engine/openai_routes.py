@@ -26,8 +26,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from art_core.engine.api_errors import ApiError, error_response
+from art_core.engine.api_errors import ApiError, error_headers, error_response
 from art_core.engine.chat_service import ChatService
+from art_core.engine.door import MAX_BODY_BYTES
 from art_core.engine.messages import strict_loads
 from art_core.engine.model_registry import ModelRegistry, Served
 from art_core.errors import ARTError
@@ -55,7 +56,7 @@ class Answers(Protocol):
     def tokenize(self, body: object, *, rollout_id: str | None = None) -> dict[str, Any]: ...
 
 
-def create_app(service: Answers, *, max_body_bytes: int = 16 * 2**20) -> Starlette:
+def create_app(service: Answers, *, max_body_bytes: int = MAX_BODY_BYTES) -> Starlette:
     """The ASGI app that serves `service`.
 
     Args:
@@ -67,24 +68,11 @@ def create_app(service: Answers, *, max_body_bytes: int = 16 * 2**20) -> Starlet
     )
 
 
-def openai_routes(
-    service: Answers, *, max_body_bytes: int = 16 * 2**20, json_only: bool = False
-) -> list[Route]:
-    """The routes alone, for an app that has others too; as `create_app`.
-
-    Args:
-        json_only: bodies have to be called JSON; what a web page can send without asking first,
-            is not.
-    """
+def openai_routes(service: Answers, *, max_body_bytes: int = MAX_BODY_BYTES) -> list[Route]:
+    """The routes alone, for an app that has others too; as `create_app`."""
 
     async def body_of(request: Request) -> Any:
-        raw = await _read(request, max_body_bytes)
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if json_only and kind != "application/json":
-            raise ApiError(
-                "the content type of a request", got=kind, expected="application/json", status=415
-            )
-        return _parse(raw)
+        return _parse(await _read(request, max_body_bytes))
 
     async def chat_completions(request: Request) -> Response:
         body = await body_of(request)
@@ -135,7 +123,7 @@ async def _no_route(request: Request, error: Exception) -> Response:
 
 def _refusal(error: Exception) -> Response:
     status, body = error_response(error)
-    return JSONResponse(body, status)
+    return JSONResponse(body, status, error_headers(error))
 
 
 async def _read(request: Request, limit: int) -> bytes:

@@ -7,6 +7,7 @@ is a job, answered at once; what a job does is in run_work.py.
 from __future__ import annotations
 
 import asyncio
+import re
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -33,6 +34,8 @@ from art_core.wire.payload import compressed, write_payload
 
 _QUICK_SECONDS = 1.0
 """A job that ends within it is answered with its result."""
+UPLOADS = re.compile(r"/api/models/[^/]+/[^/]+/(train|train_sft|sft_loss|join|log|checkpoints)")
+"""Paths whose bodies go to a file, and are bounded there."""
 IdempotencyKey = Annotated[
     str | None, Header(alias=wire.KEY_HEADER, pattern=rf"^[A-Za-z0-9_-]{{1,{wire.MAX_KEY}}}$")
 ]
