@@ -10,9 +10,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import random
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, suppress
+from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
@@ -39,7 +42,9 @@ _ATTEMPTS = 8
 _FIRST_WAIT, _LONGEST_WAIT = 0.25, 15.0
 """Seconds between attempts; each wait is twice the one before, and drawn from its upper half."""
 _TIMEOUT = httpx2.Timeout(60.0, connect=10.0)
-_PASSING = (502, 503, 504)
+_LONGEST_ASKED = 60.0
+"""Seconds that a server may ask to wait; it is an error if it asks for more."""
+_PASSING = (500, 502, 504)
 """A proxy's word that the server is away for a moment."""
 _MAX_FAULT = 2**20
 Body = Callable[[], Iterable[bytes]]
@@ -67,6 +72,7 @@ class Http:
                 fix="Give what `art-langgraph serve` prints.",
             )
         self.url = url.rstrip("/").removesuffix("/v1")
+        self._is_loopback = parts.hostname in ("127.0.0.1", "localhost", "::1")
         self._key = api_key
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx2.AsyncClient] = (
             WeakKeyDictionary()
@@ -109,7 +115,7 @@ class Http:
                 if attempt == _ATTEMPTS - 1 or not repeats:
                     raise
                 if isinstance(error, ServerBusy) and error.retry_after is not None:
-                    wait = max(wait, min(error.retry_after, 60.0))
+                    wait = _asked_for(error, error.retry_after)
                 _log.info("%s %s is sent again in %.1f s: %s", method, path, wait, error)
                 await asyncio.sleep(wait)
         raise AssertionError("unreachable")
@@ -164,7 +170,9 @@ class Http:
     def _client(self) -> httpx2.AsyncClient:
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
-            self._clients[loop] = httpx2.AsyncClient(timeout=_TIMEOUT, follow_redirects=False)
+            self._clients[loop] = httpx2.AsyncClient(
+                timeout=_TIMEOUT, follow_redirects=False, trust_env=not self._is_loopback
+            )
         return self._clients[loop]
 
 
@@ -192,12 +200,12 @@ async def _fault(response: httpx2.Response, url: str) -> ARTError:
         message = str(told["error"]["message"])
     except (ValueError, KeyError, TypeError, RecursionError):
         told, message = {}, ""
+    if status in (429, 503):
+        return ServerBusy(
+            message or "the server is busy", status=status, retry_after=_after(response.headers)
+        )
     if status in _PASSING and not message:
         return ServerUnreachable(f"the server is away: {status}", status=status, got=url)
-    if status == 429:
-        return ServerBusy(
-            message or "the server is busy", status=status, retry_after=_after(response)
-        )
     if isinstance(told, dict) and "art" in told:
         return error_from_json(told["art"])
     if status == 401:
@@ -217,9 +225,42 @@ async def _fault(response: httpx2.Response, url: str) -> ARTError:
     return kind(message, status=status)
 
 
-def _after(response: httpx2.Response) -> float | None:
-    told = response.headers.get("retry-after", "")
-    return float(told) if told.isascii() and told.isdigit() else None
+def _asked_for(error: ServerBusy, seconds: float) -> float:
+    """The wait before the next attempt.
+
+    Raises:
+        ServerBusy: it is longer than anybody waits.
+    """
+    if seconds > _LONGEST_ASKED:
+        raise ServerBusy(
+            f"the server asks to wait {seconds:.0f} s; {error.what}",
+            status=error.status,
+            retry_after=seconds,
+            expected=f"at most {_LONGEST_ASKED:.0f} s",
+            fix="Try again later.",
+        ) from error
+    return seconds + random.random() * _FIRST_WAIT
+
+
+def _after(headers: httpx2.Headers) -> float | None:
+    """Seconds that the server asks to wait, as a number or a date; None: it does not say."""
+    for name, unit in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
+        told = headers.get(name, "").strip()
+        try:
+            seconds = float(told) / unit
+        except ValueError:
+            seconds = _until(told)
+        if 0.0 <= seconds < math.inf:
+            return seconds
+    return None
+
+
+def _until(date: str) -> float:
+    """Seconds until an HTTP date, 0 if it is over; NaN if it is none."""
+    try:
+        return max(0.0, parsedate_to_datetime(date).timestamp() - time.time())
+    except (ValueError, TypeError, OverflowError):
+        return math.nan
 
 
 def _wait(attempt: int) -> float:

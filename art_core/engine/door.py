@@ -67,7 +67,7 @@ def check_address(host: str, api_key: str | None) -> str | None:
             "the server would be open to the network",
             got=host,
             expected="a loopback address, or a key",
-            fix="Set api_key (--api-key or ART_API_KEY).",
+            fix="Set ART_API_KEY (or --api-key, which others see in the list of processes).",
         )
     return key
 
