@@ -9,6 +9,7 @@ time is the door's.
 from __future__ import annotations
 
 import asyncio
+from typing import Literal
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -34,13 +35,14 @@ class PatientHTTP(H11Protocol):
         """Stop waiting once its headers are there; wait again if another has only begun."""
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
-            self._head = _stopped(self._head)
+            self._stop("_head")
         elif self._head is None:
             self._head = self.loop.call_later(self.head_seconds, self.transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The end, for both timers too."""
-        self._head, self._stall = _stopped(self._head), _stopped(self._stall)
+        self._stop("_head")
+        self._stop("_stall")
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -51,10 +53,11 @@ class PatientHTTP(H11Protocol):
 
     def resume_writing(self) -> None:
         """It was taken."""
-        self._stall = _stopped(self._stall)
+        self._stop("_stall")
         super().resume_writing()
 
-
-def _stopped(timer: asyncio.TimerHandle | None) -> None:
-    if timer is not None:
-        timer.cancel()
+    def _stop(self, name: Literal["_head", "_stall"]) -> None:
+        timer: asyncio.TimerHandle | None = getattr(self, name)
+        if timer is not None:
+            timer.cancel()
+            setattr(self, name, None)
