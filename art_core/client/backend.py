@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
@@ -21,7 +22,7 @@ from art_core.client.http import Http
 from art_core.client.jobs import cancelled_by_key, followed
 from art_core.client.kept_log import keep
 from art_core.config import TrainConfig, TrainSFTConfig, environment
-from art_core.errors import BadAnswer, ServerError, WireMismatch
+from art_core.errors import ARTError, BadAnswer, ServerError, WireMismatch
 from art_core.model import TrainableModel
 from art_core.progress import progress
 from art_core.trajectories import Trajectory, TrajectoryGroup
@@ -30,6 +31,7 @@ from art_core.wire.adapter_tar import tar_of, unpack
 from art_core.wire.payload import Payload, compressed, read_payload, write_payload
 from art_core.wire.results import result_from_json, told_figures
 
+_log = logging.getLogger(__name__)
 R = TypeVar("R", bound=BaseModel)
 
 
@@ -211,7 +213,8 @@ class HttpBackend:
         return list(_read(wire.Pruned, response.content).deleted)
 
     async def close(self) -> None:
-        """Nothing is held open: connections end with their event loop, and the server goes on."""
+        """Close the connections; the server goes on. Safe to call twice."""
+        await self._http.close()
 
     # What only a server has
 
@@ -318,8 +321,13 @@ class HttpBackend:
         groups: Sequence[TrajectoryGroup],
         metrics: dict[str, Any] | None,
     ) -> None:
-        if self._keep_log:
+        """What is kept here is a copy: where it can't be, that is told, and no more."""
+        if not self._keep_log:
+            return
+        try:
             await asyncio.to_thread(keep, model, split, step, groups, metrics)
+        except ARTError as error:
+            _log.warning("step %d is logged by the server alone: %s", step, error)
 
     async def _job(
         self,

@@ -17,11 +17,12 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, suppress
 from email.utils import parsedate_to_datetime
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
 
 import httpx2
 
-from art_core.connections import Connections
+from art_core.connections import is_loopback
 from art_core.errors import (
     ARTError,
     BadAnswer,
@@ -42,11 +43,9 @@ _ATTEMPTS = 8
 _FIRST_WAIT, _LONGEST_WAIT = 0.25, 15.0
 """Seconds between attempts; each wait is twice the one before, and drawn from its upper half."""
 _TIMEOUT = httpx2.Timeout(60.0, connect=10.0)
-_LONGEST_TOLD = 60.0
-"""Seconds that a server may ask to wait; a longer wait is the caller's decision."""
-_FAULTS = 3
-"""How often a fault of the server's own is asked for: it may pass, and seldom does."""
-_PASSING = (502, 503, 504)
+_LONGEST_ASKED = 60.0
+"""Seconds that a server may ask to wait; it is an error if it asks for more."""
+_PASSING = (500, 502, 504)
 """A proxy's word that the server is away for a moment."""
 _MAX_FAULT = 2**20
 Body = Callable[[], Iterable[bytes]]
@@ -65,11 +64,12 @@ class Http:
     """
 
     def __init__(self, url: str, api_key: str | None) -> None:
-        _check_url(url)
+        host = _host(url)
         self.url = url.rstrip("/").removesuffix("/v1")
+        self._is_loopback = is_loopback(host)
         self.key = None if api_key is None else _checked(api_key)
-        self._client = httpx2.AsyncClient(
-            transport=_Pooled(), timeout=_TIMEOUT, follow_redirects=False
+        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx2.AsyncClient] = (
+            WeakKeyDictionary()
         )
 
     def __repr__(self) -> str:
@@ -97,18 +97,19 @@ class Http:
             ServerError: a kind of it says what is wrong between the two.
             ARTError: what the server raised, as the same class.
         """
-        for attempt in range(1, _ATTEMPTS + 1):
+        for attempt in range(_ATTEMPTS if repeats else 1):
+            wait = _wait(attempt)
             try:
                 async with self._sent(
                     method, path, content=content, query=query, headers=headers, body=body
                 ) as response:
                     await response.aread()
                     return response
-            except (ServerUnreachable, ServerBusy, ServerFault) as error:
-                most = _FAULTS if isinstance(error, ServerFault) else _ATTEMPTS
-                if attempt >= most or not repeats:
+            except (ServerUnreachable, ServerBusy) as error:
+                if attempt == _ATTEMPTS - 1 or not repeats:
                     raise
-                wait = _wait(attempt, error)
+                if isinstance(error, ServerBusy) and error.retry_after is not None:
+                    wait = _asked_for(error, error.retry_after)
                 _log.info("%s %s is sent again in %.1f s: %s", method, path, wait, error)
                 await asyncio.sleep(wait)
         raise AssertionError("unreachable")
@@ -124,6 +125,12 @@ class Http:
         """
         async with self._sent(method, path, headers=headers) as response:
             yield response
+
+    async def close(self) -> None:
+        """Close the connections of this event loop; those of loops that ended went with them."""
+        client = self._clients.pop(asyncio.get_running_loop(), None)
+        if client is not None:
+            await client.aclose()
 
     @asynccontextmanager
     async def _sent(
@@ -141,7 +148,7 @@ class Http:
             told["authorization"] = f"Bearer {self.key}"
         pieces = None if body is None else _in_thread(body())
         try:
-            async with self._client.stream(
+            async with self._client().stream(
                 method, self.url + path, json=content, params=query, headers=told, content=pieces
             ) as response:
                 if not response.is_success:
@@ -154,43 +161,35 @@ class Http:
                 fix="Check that `art-langgraph serve` runs there, the port, and what is between.",
             ) from error
 
-
-class _Pooled(httpx2.AsyncBaseTransport):
-    """Each event loop's own connections; loopback goes through no proxy."""
-
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        inner = await _CONNECTIONS.for_loop(request.url)
-        return await inner.handle_async_request(request)
-
-
-_CONNECTIONS = Connections()
+    def _client(self) -> httpx2.AsyncClient:
+        loop = asyncio.get_running_loop()
+        if loop not in self._clients:
+            self._clients[loop] = httpx2.AsyncClient(
+                timeout=_TIMEOUT, follow_redirects=False, trust_env=not self._is_loopback
+            )
+        return self._clients[loop]
 
 
-def _check_url(url: str) -> None:
+def _host(url: str) -> str:
+    """The host in a server's URL; neither name nor password may stand before it."""
     try:
-        parts: SplitResult | None = urlsplit(url)
-        assert parts is not None
-        is_good = bool(parts.scheme in ("http", "https") and parts.hostname and not parts.query)
-        _ = parts.port
+        parts = urlsplit(url)
+        host, is_open = parts.hostname, "@" not in parts.netloc
+        is_whole = parts.scheme in ("http", "https") and not parts.query and parts.port != 0
     except ValueError:
-        parts, is_good = None, False
-    if parts is not None and parts.username is not None:
-        raise ConfigError(
-            "the URL of a server holds a name or a password",
-            expected='such as "http://gpu-box:7999"',
-            fix='Give the key apart: art.HttpBackend(url, api_key="...").',
-        )
-    if not is_good:
-        raise ConfigError(
-            "the URL of a server",
-            got=url,
-            expected='such as "http://gpu-box:7999"',
-            fix="Give what `art-langgraph serve` prints.",
-        )
+        host, is_open, is_whole = None, "@" not in url, False
+    if host and is_whole and is_open:
+        return host
+    raise ConfigError(
+        "the URL of a server",
+        got=url if is_open else "one with a name or a password, which is not shown",
+        expected='such as "http://gpu-box:7999"',
+        fix='Give what `art-langgraph serve` prints, and the key apart: api_key="...".',
+    )
 
 
 def _checked(api_key: str) -> str:
-    """The key without the line end that a file has; never told in an error."""
+    """The key without the line end that a file has; an error never shows it."""
     key = api_key.strip()
     if not key or not all("!" <= character <= "~" for character in key):
         raise ConfigError(
@@ -213,37 +212,39 @@ async def _in_thread(chunks: Iterable[bytes]) -> AsyncIterator[bytes]:
 async def _fault(response: httpx2.Response, url: str) -> ARTError:
     """The error that an answer tells of."""
     status = response.status_code
+    if status < 400:
+        return BadAnswer(
+            f"what answers at {url} sends its clients elsewhere: {status}",
+            status=status,
+            got=response.headers.get("location", ""),
+            fix="Give the URL that it leads to: the key is not carried along.",
+        )
     raw = b""
     with suppress(httpx2.HTTPError):
         async for part in response.aiter_bytes():
             raw += part
             if len(raw) > _MAX_FAULT:
                 break
-    if response.is_redirect:
-        return BadAnswer(
-            f"{url} sends its clients elsewhere",
-            status=status,
-            got=response.headers.get("location", ""),
-            fix="Give the URL that it leads to: a key is not carried along.",
-        )
     try:
         told = json.loads(raw)
         message = str(told["error"]["message"])
     except (ValueError, KeyError, TypeError, RecursionError):
         told, message = {}, ""
-    if status == 429 or (status == 503 and _after(response) is not None):
-        return _busy(status, message, _after(response))
+    if status in (429, 503):
+        return ServerBusy(
+            message or "the server is busy", status=status, retry_after=_after(response.headers)
+        )
+    if status in _PASSING and not message:
+        return ServerUnreachable(f"the server is away: {status}", status=status, got=url)
     if isinstance(told, dict) and "art" in told:
         return error_from_json(told["art"])
-    if status in _PASSING:
-        return ServerUnreachable(f"the server is away: {status}", status=status, got=url)
     if status == 401:
         return WrongKey(
             message or "the server asks for a key",
             status=status,
             fix='Give it: art.HttpBackend(url, api_key="...").',
         )
-    if not message and status < 500:
+    if not message:
         return BadAnswer(
             f"what answers at {url} is no art-langgraph server: {status}",
             status=status,
@@ -251,41 +252,47 @@ async def _fault(response: httpx2.Response, url: str) -> ARTError:
             fix="Check the URL, and the proxy in between.",
         )
     kind: type[ServerError] = ServerFault if status >= 500 else RequestRefused
-    return kind(message or "the server failed and says no more", status=status)
+    return kind(message, status=status)
 
 
-def _busy(status: int, message: str, after: float | None) -> ServerBusy:
-    fix = "Ask again later, or give it less at once."
-    if after is not None and after > _LONGEST_TOLD:
-        fix = f"It asks to wait {after:g} s; nothing here waits longer than {_LONGEST_TOLD:g} s."
-    return ServerBusy(message or "the server is busy", status=status, retry_after=after, fix=fix)
-
-
-def _after(response: httpx2.Response) -> float | None:
-    """Seconds that the server asks to wait, by a number or a date; None if it is not clear."""
-    told = response.headers.get("retry-after", "").strip()
-    try:
-        if milliseconds := response.headers.get("retry-after-ms"):
-            seconds = float(milliseconds) / 1000
-        elif told[:1].isalpha():
-            seconds = max(0.0, parsedate_to_datetime(told).timestamp() - time.time())
-        else:
-            seconds = float(told)
-    except (ValueError, OverflowError):
-        return None
-    return seconds if 0 <= seconds < math.inf else None
-
-
-def _wait(attempt: int, error: ServerError) -> float:
-    """Seconds before the next attempt.
+def _asked_for(error: ServerBusy, seconds: float) -> float:
+    """The wait before the next attempt.
 
     Raises:
-        ServerBusy: `error`, which asks to wait for too long.
+        ServerBusy: it is longer than anybody waits.
     """
-    told = error.retry_after if isinstance(error, ServerBusy) else None
-    if told is not None and told > _LONGEST_TOLD:
-        raise error
-    if told is not None:
-        return told + random.random() / 4  # so that those who wait do not come at once
-    longest = min(_LONGEST_WAIT, _FIRST_WAIT * 2.0 ** (attempt - 1))
+    if seconds > _LONGEST_ASKED:
+        raise ServerBusy(
+            f"the server asks to wait {seconds:.0f} s; {error.what}",
+            status=error.status,
+            retry_after=seconds,
+            expected=f"at most {_LONGEST_ASKED:.0f} s",
+            fix="Try again later.",
+        ) from error
+    return seconds + random.random() * _FIRST_WAIT
+
+
+def _after(headers: httpx2.Headers) -> float | None:
+    """Seconds that the server asks to wait, as a number or a date; None: it does not say."""
+    for name, unit in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
+        told = headers.get(name, "").strip()
+        try:
+            seconds = float(told) / unit
+        except ValueError:
+            seconds = _until(told)
+        if 0.0 <= seconds < math.inf:
+            return seconds
+    return None
+
+
+def _until(date: str) -> float:
+    """Seconds until an HTTP date, 0 if it is over; NaN if it is none."""
+    try:
+        return max(0.0, parsedate_to_datetime(date).timestamp() - time.time())
+    except (ValueError, TypeError, OverflowError):
+        return math.nan
+
+
+def _wait(attempt: int) -> float:
+    longest = min(_LONGEST_WAIT, _FIRST_WAIT * 2.0**attempt)
     return longest * (0.5 + random.random() / 2)

@@ -27,6 +27,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from art_core.engine.api_errors import ApiError, error_response
+from art_core.engine.bodies import parts_of
 from art_core.engine.chat_service import ChatService
 from art_core.engine.messages import strict_loads
 from art_core.engine.model_registry import ModelRegistry, Served
@@ -150,7 +151,7 @@ async def _read(request: Request, limit: int) -> bytes:
     size = int(declared) if declared.isdigit() else 0
     if size <= limit:
         size = 0
-        async for part in request.stream():
+        async for part in parts_of(request):
             size += len(part)
             if size > limit:
                 break

@@ -253,6 +253,8 @@ def _is_event_stream(start: Message) -> bool:
 async def _refuse(send: Send, status: int, content: dict[str, Any]) -> None:
     body = json.dumps(content).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    if status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 

@@ -7,6 +7,7 @@ until the job is forgotten.
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import io
 import os
@@ -74,7 +75,7 @@ class JobFiles:
                         )
                     file.write(part)
                 file.flush()
-                os.fsync(file.fileno())
+                await asyncio.to_thread(os.fsync, file.fileno())  # it may take long
         except BaseException:
             path.unlink(missing_ok=True)
             raise

@@ -18,6 +18,7 @@ from fastapi.responses import FileResponse, JSONResponse, Response, StreamingRes
 from art_core import checkpoints
 from art_core.bookmarks import Bookmark
 from art_core.engine.api_errors import ApiError
+from art_core.engine.bodies import parts_of
 from art_core.metrics import MetricsLog
 from art_core.server.job_files import JobFiles
 from art_core.server.jobs import Jobs
@@ -60,7 +61,7 @@ def run_routes(
         _check_media(request)
         aside = uuid.uuid4().hex
         is_packed = request.headers.get("content-encoding", "identity") == "gzip"
-        path = await files.take(aside, request.stream(), is_packed=is_packed)
+        path = await files.take(aside, parts_of(request), is_packed=is_packed)
         job = jobs.submit(kind, project, name, key, {}, given=path)
         return _accepted(job)
 
@@ -130,7 +131,7 @@ def run_routes(
         _check_media(request)
         aside = uuid.uuid4().hex
         is_packed = request.headers.get("content-encoding", "identity") == "gzip"
-        await files.take(aside, request.stream(), is_packed=is_packed)
+        await files.take(aside, parts_of(request), is_packed=is_packed)
         try:
             await work.log(project, name, aside)
         finally:
@@ -226,7 +227,7 @@ def run_routes(
             raise ApiError(
                 "the content type of an adapter", got=kind, expected=wire.TAR, status=415
             )
-        path = await files.keep(uuid.uuid4().hex, request.stream())
+        path = await files.keep(uuid.uuid4().hex, parts_of(request))
         return _accepted(jobs.submit("upload", project, name, key, {}, given=path))
 
     @api.post(wire.FORK, response_model=None)

@@ -44,12 +44,18 @@ def serve(
         EngineError: the port is taken.
         RunFolderError: the folder can't be used.
     """
-    if host not in LOOPBACK and not api_key:
+    if api_key is not None and not (api_key := api_key.strip()):
+        raise ConfigError(
+            "the server's key is empty",
+            expected="a key, or none at all",
+            fix="Set ART_API_KEY to a long random text, or unset it.",
+        )
+    if host not in LOOPBACK and api_key is None:
         raise ConfigError(
             "the server would be open to the network",
             got=host,
             expected="a loopback address, or a key",
-            fix="Set --api-key or ART_API_KEY.",
+            fix="Set ART_API_KEY (or --api-key, which others see in the list of processes).",
         )
     with _sole_server(settings.path), contextlib.closing(listen(host, port)) as listener:
         app = create_server(settings)

@@ -53,6 +53,8 @@ def run_serve(
 
     def ready(url: str) -> None:
         say(f"serving on {url}, in {path}")
+        if api_key is None:
+            say("no key is set: every user of this machine may use it")
         say(f'train with art.HttpBackend("{url}"); Ctrl-C ends it')
 
     serve(settings, host=host, port=port, api_key=api_key, ready=ready)

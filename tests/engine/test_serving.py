@@ -17,6 +17,7 @@ from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel, SecretStr
 
+from art_core.engine import bodies
 from art_core.engine.openai_routes import create_app
 from art_core.engine.serving import LoopbackServer
 from art_core.errors import ConfigError, EngineError
@@ -311,3 +312,19 @@ async def test_case_073_a_body_said_to_be_3_gib_is_refused_at_once(server: Loopb
             return connection.recv(20)
 
     assert (await in_thread(work)).startswith(b"HTTP/1.1 413")
+
+
+async def test_a_client_that_stops_half_way_is_not_waited_for(
+    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bodies, "PAUSE_SECONDS", 0.2)
+
+    def work() -> bytes:
+        with connect(server) as connection:
+            connection.sendall(
+                b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+                b'Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"model"'
+            )
+            return connection.recv(20)
+
+    assert (await in_thread(work)).startswith(b"HTTP/1.1 408")

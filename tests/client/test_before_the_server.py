@@ -1,7 +1,7 @@
-"""HttpBackend against answers that a server, or what stands before it, may give; over real HTTP.
+"""HttpBackend against what stands before a server, and against a server that is late.
 
-What a whole server says is in tests/server. Here each answer is written down, so that those can be
-had which our server never gives: a proxy's page, a redirect, waits of all forms, replies cut short.
+Each answer is written down, so that those can be had which our server never gives: a proxy's page,
+a redirect, an event stream that ends at once. What is sent again, and when, is in test_http.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from email.utils import formatdate
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Thread
@@ -21,16 +20,9 @@ from typing import Any
 import pytest
 
 import art_core as art
-from art_core.client.http import Http
 from art_core.errors import (
-    ARTError,
     BadAnswer,
     ConfigError,
-    RequestRefused,
-    ServerBusy,
-    ServerFault,
-    ServerUnreachable,
-    WrongKey,
 )
 from art_core.wire import protocol as wire
 
@@ -114,66 +106,6 @@ GROUPS = [art.TrajectoryGroup([art.Trajectory(reward=1.0)])]
 RESULT = {"step": 1, "trained": True, "metrics": {}, "skipped": [], "reason": None}
 
 
-# --- waits, repetitions
-
-
-@pytest.mark.parametrize(
-    ("status", "headers", "low", "high"),
-    [
-        (429, {"retry-after": "0.2"}, 0.2, 1.0),
-        (429, {"retry-after": "2"}, 2.0, 3.0),
-        (503, {"retry-after": "in 3 s"}, 2.0, 4.0),
-        (429, {"retry-after": formatdate(1.0, usegmt=True)}, 0.0, 1.5),
-        (429, {"retry-after-ms": "250"}, 0.25, 1.0),
-        (429, {"retry-after": "-5"}, 0.1, 1.0),
-        (429, {"retry-after": "abc"}, 0.1, 1.0),
-        (429, {}, 0.1, 1.0),
-        (500, {}, 0.1, 1.0),
-        (502, {}, 0.1, 1.0),
-        (504, {}, 0.1, 1.0),
-    ],
-)
-async def test_it_waits_as_it_is_told_and_asks_again(
-    status: int, headers: dict[str, str], low: float, high: float
-) -> None:
-    def answer(method: str, path: str) -> Answer:
-        if len(stand.asked) > 1:
-            return told({"checkpoints": []})
-        now = formatdate(time.time() + 3, usegmt=True)
-        sent = {name: now if value == "in 3 s" else value for name, value in headers.items()}
-        return status, sent, b'{"error": {"message": "not now"}}'
-
-    with standing(answer) as stand:
-        assert await art.HttpBackend(stand.url).checkpoints(model()) == []
-    first, second = (moment for moment, _, _ in stand.asked)
-    assert low <= second - first <= high
-
-
-async def test_a_wait_beyond_the_cap_is_told_at_once() -> None:
-    with standing(lambda *_: (429, {"retry-after": "86400"}, b"")) as stand:
-        with pytest.raises(ServerBusy, match=r"86400 s.*60 s") as caught:
-            await art.HttpBackend(stand.url).checkpoints(model())
-    assert caught.value.retry_after == 86400
-    assert len(stand.asked) == 1
-
-
-@pytest.mark.parametrize(
-    ("status", "kind"), [(400, RequestRefused), (401, WrongKey), (404, RequestRefused)]
-)
-async def test_what_is_refused_is_not_asked_again(status: int, kind: type[ARTError]) -> None:
-    with standing(lambda *_: told({"error": {"message": "no"}}, status)) as stand:
-        with pytest.raises(kind, match="no"):
-            await art.HttpBackend(stand.url).checkpoints(model())
-    assert len(stand.asked) == 1
-
-
-async def test_a_fault_of_the_servers_own_is_told_after_three_times() -> None:
-    with standing(lambda *_: told({"error": {"message": "broken"}}, 500)) as stand:
-        with pytest.raises(ServerFault, match="broken"):
-            await art.HttpBackend(stand.url).checkpoints(model())
-    assert len(stand.asked) == 3
-
-
 # --- what is no server of ours
 
 
@@ -205,22 +137,6 @@ async def test_a_page_instead_of_a_registered_model_is_told() -> None:
     with standing(answer) as stand:
         with pytest.raises(BadAnswer):
             await art.HttpBackend(stand.url).register(model())
-
-
-async def test_loopback_never_goes_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
-        monkeypatch.setenv(name, "http://127.0.0.1:1")
-    for name in ("NO_PROXY", "no_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    with standing(lambda *_: told({"checkpoints": []})) as stand:
-        assert await art.HttpBackend(stand.url).checkpoints(model()) == []
-
-
-def test_one_backend_serves_several_event_loops() -> None:
-    with standing(lambda *_: told({"checkpoints": []})) as stand:
-        backend = art.HttpBackend(stand.url)
-        for _ in range(2):
-            assert asyncio.run(backend.checkpoints(model())) == []
 
 
 # --- the key
@@ -324,9 +240,3 @@ async def test_an_answer_cut_in_its_middle_is_asked_for_again() -> None:
     with standing(answer) as stand:
         assert await art.HttpBackend(stand.url).checkpoints(model()) == []
     assert len(stand.asked) == 2
-
-
-async def test_nobody_there_is_told_by_its_address() -> None:
-    with pytest.raises(ServerUnreachable, match=r"127\.0\.0\.1:9"):
-        async with Http("http://127.0.0.1:9", None).stream("GET", wire.VERSION):
-            pass
