@@ -9,7 +9,6 @@ is told by what they hold, and then tried out: a block that answers otherwise ke
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -123,9 +122,16 @@ def _alike(got: Tensor, want: Tensor) -> bool:
     return float((got.float() - want.float()).norm()) <= allowed
 
 
-@cache
-def _subclass(kind: type, forward: Callable[..., Any]) -> type:
-    return type(f"Fused{kind.__name__}", (kind,), {"forward": forward})
+def _subclass(kind: type[Any], forward: Callable[..., Any]) -> Any:
+    """`kind` with that forward pass: the same class for the same two."""
+    known = _MADE.get((kind, forward))
+    if known is None:
+        known = type(f"Fused{kind.__name__}", (kind,), {"forward": forward})
+        _MADE[kind, forward] = known
+    return known
+
+
+_MADE: dict[tuple[type[Any], Callable[..., Any]], Any] = {}
 
 
 def attending(
