@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 from art_core.backend import Inference, TrainResult
 from art_core.bookmarks import Bookmark
 from art_core.client.http import Http
-from art_core.client.jobs import followed
+from art_core.client.jobs import cancelled_by_key, followed
 from art_core.client.kept_log import keep
 from art_core.config import TrainConfig, TrainSFTConfig, environment
 from art_core.errors import ARTError, BadAnswer, ServerError, WireMismatch
@@ -47,7 +47,7 @@ class HttpBackend:
         keep_log: write what is logged into the model's run folder on this side too.
 
     Raises:
-        ConfigError: `url` is none of a server.
+        ConfigError: `url` is none of a server, or `api_key` can't be sent.
     """
 
     def __init__(
@@ -60,8 +60,7 @@ class HttpBackend:
         keep_log: bool = True,
     ) -> None:
         self._keep_log = keep_log
-        self._api_key = api_key or environment().api_key
-        self._http = Http(url, self._api_key)
+        self._http = Http(url, api_key or environment().api_key)
         self._by_record = send == "records"
         self._show_progress = show_progress
         self._is_known = False
@@ -96,13 +95,14 @@ class HttpBackend:
             content=asked.model_dump(mode="json"),
             headers={wire.KEY_HEADER: wire.new_key()},
         )
-        told = response.json()
         if response.status_code == 202:
-            told = await self._followed(_read(wire.JobAnswer, response.content).job, "load")
-        known = _as(wire.Registered, told)
+            job = _read(wire.JobAnswer, response.content).job
+            known = _as(wire.Registered, await self._followed(job, "load"))
+        else:
+            known = _read(wire.Registered, response.content)
         return Inference(
             base_url=self._http.url + known.base_path,
-            api_key=self._api_key or "none",
+            api_key=self._http.key or "none",
             model_name=known.model_name,
         )
 
@@ -349,12 +349,16 @@ class HttpBackend:
         groups: Iterable[TrajectoryGroup],
     ) -> wire.Job:
         key = wire.new_key()  # outside the loop that repeats: a reply that was lost is found again
-        response = await self._http.ask(
-            "POST",
-            _path(template, model),
-            headers={**_HEADERS, wire.KEY_HEADER: key},
-            body=self._body(kind, asked, groups),
-        )
+        try:
+            response = await self._http.ask(
+                "POST",
+                _path(template, model),
+                headers={**_HEADERS, wire.KEY_HEADER: key},
+                body=self._body(kind, asked, groups),
+            )
+        except asyncio.CancelledError:
+            await asyncio.shield(cancelled_by_key(self._http, key))
+            raise
         return _read(wire.JobAnswer, response.content).job
 
     async def _followed(self, job: wire.Job, what: str) -> dict[str, Any]:

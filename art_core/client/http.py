@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 
 import httpx2
 
+from art_core.connections import is_loopback
 from art_core.errors import (
     ARTError,
     BadAnswer,
@@ -59,21 +60,14 @@ class Http:
         api_key: None sends none.
 
     Raises:
-        ConfigError: `url` is none of a server.
+        ConfigError: `url` is none of a server, or `api_key` can't be sent.
     """
 
     def __init__(self, url: str, api_key: str | None) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
-            raise ConfigError(
-                "the URL of a server",
-                got=url,
-                expected='such as "http://gpu-box:7999"',
-                fix="Give what `art-langgraph serve` prints.",
-            )
+        host = _host(url)
         self.url = url.rstrip("/").removesuffix("/v1")
-        self._is_loopback = parts.hostname in ("127.0.0.1", "localhost", "::1")
-        self._key = api_key
+        self._is_loopback = is_loopback(host)
+        self.key = None if api_key is None else _checked(api_key)
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx2.AsyncClient] = (
             WeakKeyDictionary()
         )
@@ -150,14 +144,14 @@ class Http:
         body: Body | None = None,
     ) -> AsyncIterator[httpx2.Response]:
         told = {WIRE_HEADER: str(WIRE), **(headers or {})}
-        if self._key is not None:
-            told["authorization"] = f"Bearer {self._key}"
+        if self.key is not None:
+            told["authorization"] = f"Bearer {self.key}"
         pieces = None if body is None else _in_thread(body())
         try:
             async with self._client().stream(
                 method, self.url + path, json=content, params=query, headers=told, content=pieces
             ) as response:
-                if response.status_code >= 400:
+                if not response.is_success:
                     raise await _fault(response, self.url)
                 yield response
         except httpx2.HTTPError as error:
@@ -176,6 +170,35 @@ class Http:
         return self._clients[loop]
 
 
+def _host(url: str) -> str:
+    """The host in a server's URL; neither name nor password may stand before it."""
+    try:
+        parts = urlsplit(url)
+        host, is_open = parts.hostname, "@" not in parts.netloc
+        is_whole = parts.scheme in ("http", "https") and not parts.query and parts.port != 0
+    except ValueError:
+        host, is_open, is_whole = None, "@" not in url, False
+    if host and is_whole and is_open:
+        return host
+    raise ConfigError(
+        "the URL of a server",
+        got=url if is_open else "one with a name or a password, which is not shown",
+        expected='such as "http://gpu-box:7999"',
+        fix='Give what `art-langgraph serve` prints, and the key apart: api_key="...".',
+    )
+
+
+def _checked(api_key: str) -> str:
+    """The key without the line end that a file has; an error never shows it."""
+    key = api_key.strip()
+    if not key or not all("!" <= character <= "~" for character in key):
+        raise ConfigError(
+            "the API key of a server is blank, or holds what a header can't",
+            expected="visible ASCII characters",
+        )
+    return key
+
+
 async def _in_thread(chunks: Iterable[bytes]) -> AsyncIterator[bytes]:
     """Pieces of a body, each made in a thread, so that the event loop goes on."""
     source: Iterator[bytes] = iter(chunks)
@@ -189,6 +212,13 @@ async def _in_thread(chunks: Iterable[bytes]) -> AsyncIterator[bytes]:
 async def _fault(response: httpx2.Response, url: str) -> ARTError:
     """The error that an answer tells of."""
     status = response.status_code
+    if status < 400:
+        return BadAnswer(
+            f"what answers at {url} sends its clients elsewhere: {status}",
+            status=status,
+            got=response.headers.get("location", ""),
+            fix="Give the URL that it leads to: the key is not carried along.",
+        )
     raw = b""
     with suppress(httpx2.HTTPError):
         async for part in response.aiter_bytes():
