@@ -41,11 +41,12 @@ async def test_an_answer_has_the_apis_shape_and_is_recorded_as_a_chats(
     done = await client.responses.create(
         model="agent", input="hi", instructions="Be short.", metadata={"a": "b"}
     )
-    assert (done.output_text, done.status, done.store) == ("héllo 😀", "completed", False)
+    assert (done.output_text, done.status) == ("héllo 😀", "completed")
     assert (done.instructions, done.metadata) == ("Be short.", {"a": "b"})
     assert done.usage is not None
     assert done.model_extra is not None
     record_id = done.model_extra["art_record_id"]
+    assert done.model_extra["store"] is False
     assert done.id == f"resp_{record_id}"
     record = endpoint.records.get([record_id])[record_id, 0]
     assert done.model_extra["art_policy"] == "agent@3"

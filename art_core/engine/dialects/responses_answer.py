@@ -13,7 +13,7 @@ from typing import Any
 from art_core.engine.chat_wire import KEEP_ALIVE
 from art_core.engine.dialects.chat_parts import BrokenStream, named_event
 
-_ECHOED = {
+_ECHOED: dict[str, Any] = {
     "instructions": None,
     "max_output_tokens": None,
     "metadata": {},
@@ -145,7 +145,7 @@ class _Items:
         }
 
         def empty() -> dict[str, Any]:
-            extra = {"annotations": [], "logprobs": []} if kind == "message" else {}
+            extra: dict[str, Any] = {"annotations": [], "logprobs": []} if kind == "message" else {}
             return {"type": part_kind, "text": "", **extra}
 
         self.done.append(item)
