@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from art_core.engine.base import Delta, Tokenizer
 from art_core.engine.detokenize import StopStrings, StreamDecoder
 from art_core.engine.forms.calls import Event, Thought, ToolCall
 from art_core.errors import EngineError
+
+if TYPE_CHECKING:
+    from art_core.engine.forms.answer_form import AnswerForm
 
 AnswerEnd: TypeAlias = Literal["stop", "length", "tool_calls"]
 
@@ -44,6 +47,7 @@ class Answer:
         tools: those that may be called, in OpenAI's shape; none: calls are text.
         tool_limit: how many tool calls are read, None all; at the limit the answer ends.
         prompt: the end of what is answered, as text: it may have opened a thought.
+        form: how it is read; None: as the base model writes.
     """
 
     def __init__(
@@ -56,12 +60,13 @@ class Answer:
         tools: Sequence[Mapping[str, Any]] = (),
         tool_limit: int | None = None,
         prompt: str = "",
+        form: AnswerForm | None = None,
     ) -> None:
         self.ids: list[int] = []
         self.logprobs: list[float] = []
         self.finish_reason: AnswerEnd | None = None
         self.cached_tokens = 0
-        self._parser = tokenizer.form.parser(tools, limit=tool_limit, prompt=prompt)
+        self._parser = (form or tokenizer.form).parser(tools, limit=tool_limit, prompt=prompt)
         self._decoder = StreamDecoder(tokenizer, shown=self._parser.tokens)
         self._stops = StopStrings(stop)
         self._min_tokens = min_tokens

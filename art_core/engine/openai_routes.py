@@ -92,8 +92,8 @@ async def _no_route(request: Request, error: Exception) -> Response:
     return _refusal(
         ApiError(
             f"{request.method} {request.url.path}: {error.detail}",
-            expected="POST /v1/chat/completions, /v1/responses, /v1/messages or /tokenize, "
-            "GET /v1/models or /health",
+            expected="POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages or "
+            "/tokenize, GET /v1/models or /health",
             status=error.status_code,
         )
     )

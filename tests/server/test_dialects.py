@@ -41,6 +41,16 @@ async def of_responses(url: str) -> None:
             await stream.until_done()  # cut at the limit, it has no final response for this client
 
 
+async def of_completions(url: str) -> None:
+    """A bare prompt, plain and streamed."""
+    async with openai.AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0) as client:
+        await client.completions.create(model="other", prompt="Once upon", max_tokens=8)
+        async for _ in await client.completions.create(
+            model="other", prompt="Once upon", max_tokens=8, stream=True
+        ):
+            pass
+
+
 async def test_the_apis_of_others_give_trajectories_that_train(
     tiny_llama: Path, tmp_path: Path
 ) -> None:
@@ -49,7 +59,11 @@ async def test_the_apis_of_others_give_trajectories_that_train(
             model = server.model(tiny_llama, name="other")
             await model.register(backend)
             trajectories = []
-            for talk, reward in ((of_anthropic, 0.0), (of_responses, 1.0)):
+            for talk, reward in (
+                (of_anthropic, 0.0),
+                (of_responses, 1.0),
+                (of_completions, 0.5),
+            ):
                 url = await backend.rollout_url(model)
                 await talk(url.base_url)
                 trajectory = await backend.trajectory(url.rollout_id)

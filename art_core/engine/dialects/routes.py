@@ -1,4 +1,4 @@
-"""HTTP routes of the other shapes: `/v1/responses`, and Anthropic's `/v1/messages`.
+"""HTTP routes of the other shapes: `/v1/responses`, `/v1/completions`, Anthropic's `/v1/messages`.
 
 In: requests of those APIs' own clients. Out: their answers, of the same calls as chat completions.
 A caller's fault at `/v1/messages` comes in Anthropic's error shape; what the door or the server has
@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from art_core.engine.answers import Answers
 from art_core.engine.api_errors import ApiError, error_headers
-from art_core.engine.dialects import messages_request, responses_request
+from art_core.engine.dialects import messages_request, responses_request, text_completions
 from art_core.engine.dialects.chat_parts import chat_parts
 from art_core.engine.dialects.messages_answer import error_of, message_events, message_of
 from art_core.engine.dialects.responses_answer import response_events, response_of
@@ -45,6 +45,17 @@ def dialect_routes(service: Answers, *, max_body_bytes: int) -> list[Route]:
             return _gone()
         return JSONResponse(response_of(body, completion))
 
+    async def completions(request: Request) -> Response:
+        body = await read_json(request, max_body_bytes)
+        asked = text_completions.chat_request(body)
+        if asked.get("stream"):
+            stream = service.stream(asked, rollout_id=rollout_of(request))
+            return await EventStream.open(text_completions.text_events(chat_parts(stream)))
+        completion = await _completion(service, request, asked)
+        if completion is None:
+            return _gone()
+        return JSONResponse(text_completions.text_of(completion))
+
     async def messages(request: Request) -> Response:
         asked = messages_request.chat_request(await read_json(request, max_body_bytes))
         if asked.get("stream"):
@@ -60,6 +71,7 @@ def dialect_routes(service: Answers, *, max_body_bytes: int) -> list[Route]:
 
     return [
         Route("/v1/responses", responses, methods=["POST"]),
+        Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/messages", _in_their_shape(messages), methods=["POST"]),
         Route("/v1/messages/count_tokens", _in_their_shape(count_tokens), methods=["POST"]),
     ]
