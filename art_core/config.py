@@ -15,6 +15,8 @@ from art_core import algorithms
 from art_core.algorithms import Aggregation, Baseline, Loss, Scale, Spread
 from art_core.errors import ConfigError
 
+LEAST_ROW = 16
+"""The smallest `max_tokens_per_row`."""
 _Decay: TypeAlias = Annotated[float, Field(ge=0.0, lt=1.0)]
 _Steepness: TypeAlias = Annotated[float, Field(gt=0.0)]
 
@@ -172,7 +174,7 @@ class TrainConfig(_Config):
     weight_decay: float = Field(0.0, ge=0.0)
     minibatches: int = Field(1, ge=1)
     """Optimizer steps a train call makes over its groups."""
-    max_tokens_per_row: int = Field(4096, ge=16)
+    max_tokens_per_row: int = Field(4096, ge=LEAST_ROW)
     """Positions computed at once; bounds the memory of a step."""
     beyond_memory: Literal["refuse", "try"] = "refuse"
     """A step that by the estimate (`art-langgraph doctor` gives it too) can't fit in memory: it is
@@ -238,7 +240,7 @@ class TrainSFTConfig(_Config):
     max_grad_norm: float = Field(1.0, gt=0.0)
     adam_betas: tuple[_Decay, _Decay] = (0.9, 0.99)
     weight_decay: float = Field(0.0, ge=0.0)
-    max_tokens_per_row: int = Field(4096, ge=16)
+    max_tokens_per_row: int = Field(4096, ge=LEAST_ROW)
     """Positions computed at once, unless one answer alone needs more."""
     beyond_memory: Literal["refuse", "try"] = "refuse"
     """As in `TrainConfig`."""

@@ -287,6 +287,7 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
         Raises:
             ModelNotRegistered: there is no backend yet.
             GroupError: something in `groups` can't be trained as it is; nothing has changed then.
+            NotEnoughMemory: by the estimate the step can't fit; nothing was computed.
             TrainingError: the step failed; the weights are those of the last whole step.
         """
         backend = self.backend()
@@ -324,6 +325,7 @@ class TrainableModel(Model[ConfigT], Generic[ConfigT]):
             ModelNotRegistered: there is no backend yet.
             ConfigError: something is set in `_config`.
             NoTrainableTokens: nothing is left to learn; the message counts why.
+            NotEnoughMemory: by the estimate the step can't fit; nothing was computed.
             TrainingError: the step failed; the weights are those of the last whole step.
         """
         no_dev_config(_config)

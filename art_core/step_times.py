@@ -23,6 +23,8 @@ PHASES = (
 )  # fmt: skip
 """In the order they come in. "wait": until nothing else computes, and vLLM sleeps; "lost": a first
 try that ran out of memory; "swap": until the new step answers."""
+_SPLITS = ("train", "sft")
+"""Of steps; what users log under other splits may have names of the same form."""
 _SHORT = 0.005
 """Seconds that are not worth a word."""
 
@@ -42,10 +44,12 @@ def times_of(history: Iterable[StepMetrics]) -> list[StepTimes]:
     """Of every step that has them, in order."""
     found = []
     for record in history:
+        if record.split not in _SPLITS:
+            continue
         seconds = {
             name.removeprefix(PREFIX): float(value)
             for name, value in record.values.items()
-            if name.startswith(PREFIX) and isinstance(value, int | float)
+            if name.startswith(PREFIX) and isinstance(value, int | float) and value >= 0
         }
         if seconds:
             found.append(StepTimes(record.step, record.split, _in_order(seconds)))

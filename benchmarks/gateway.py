@@ -29,10 +29,11 @@ import numpy as np
 import uvicorn
 
 from art_core.engine.chat_service import ChatService
+from art_core.engine.door import Door
 from art_core.engine.model_registry import ModelRegistry
 from art_core.engine.openai_routes import create_app
 from art_core.engine.scripted import ScriptedEngine
-from art_core.engine.serving import Door, listen
+from art_core.engine.serving import http_config, listen
 from art_core.local.backend import LocalBackend
 from art_core.records import RecordStore
 from art_core.server.app import ServerSettings, create_server
@@ -70,7 +71,7 @@ def run(kind: str, folder: Path, port: int, delay: float) -> None:
         app = create_server(ServerSettings(folder), lambda _: Scripted(folder, delay))
     door = Door(app, api_key=KEY if kind == "server" else None, is_loopback=True)
     lifespan: Any = "on" if kind == "server" else "off"
-    config = uvicorn.Config(door, log_config=None, access_log=False, ws="none", lifespan=lifespan)
+    config = http_config(door, lifespan=lifespan, grace=2)
     uvicorn.Server(config).run(sockets=[listen("127.0.0.1", port)])
 
 

@@ -171,6 +171,7 @@ class LocalBackend:
 
         Raises:
             GroupError: a kind of it names what can't be trained; nothing has changed.
+            NotEnoughMemory: by the estimate the step can't fit; nothing was computed.
             TrainingError: the step failed, or was not finite for the
                 `config.max_nonfinite_steps`-th time in a row; the last whole step goes on serving.
             CheckpointError: the step could not be saved, or the reference can't be used; as above.
@@ -195,7 +196,7 @@ class LocalBackend:
         Raises:
             NoTrainableTokens: every trajectory is left out.
             ConfigError: there are more or fewer learning rates than optimizer steps.
-            TrainingError, CheckpointError, RunFolderError: as `train`.
+            NotEnoughMemory, TrainingError, CheckpointError, RunFolderError: as `train`.
         """
         run = self._run(model)
         async with run.training:

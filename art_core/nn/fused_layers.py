@@ -122,37 +122,60 @@ def _alike(got: Tensor, want: Tensor) -> bool:
     return float((got.float() - want.float()).norm()) <= allowed
 
 
-_SUBCLASSES: dict[type, type] = {}
+def _subclass(kind: type[Any], forward: Callable[..., Any]) -> Any:
+    """`kind` with that forward pass: the same class for the same two."""
+    known = _MADE.get((kind, forward))
+    if known is None:
+        known = type(f"Fused{kind.__name__}", (kind,), {"forward": forward})
+        _MADE[kind, forward] = known
+    return known
 
 
-def _subclass(kind: type, forward: Callable[..., Any]) -> type:
-    if kind not in _SUBCLASSES:
-        _SUBCLASSES[kind] = type(f"Fused{kind.__name__}", (kind,), {"forward": forward})
-    return _SUBCLASSES[kind]
+_MADE: dict[tuple[type[Any], Callable[..., Any]], Any] = {}
 
 
-def _attend(
-    self: Any,
-    hidden_states: Tensor,
-    position_embeddings: tuple[Tensor, Tensor] | None = None,
-    attention_mask: Tensor | None = None,
-    *args: Any,
-    art_row: rows.Row | None = None,
-    **kwargs: Any,
-) -> Any:
-    """A block's forward pass where a row is given and all of a head turns; else its own."""
-    if not turns_all(self, hidden_states, position_embeddings, art_row):
-        more = {} if art_row is None else {"art_row": art_row}
-        return super(type(self), self).forward(
-            hidden_states, position_embeddings, attention_mask, *args, **more, **kwargs
-        )
-    flat = hidden_states.reshape(-1, hidden_states.shape[-1])
-    x = fused_lora.apply(self.art_together, side_by_side(self), flat)
-    out = attended(self, x, position_embeddings, art_row)
-    return self.o_proj(out.view(*hidden_states.shape[:-1], -1)), None
+def attending(
+    ask: Callable[[Any, Tensor], Tensor], answer: Callable[[Any, Tensor], Tensor]
+) -> Callable[..., Any]:
+    """A block's forward pass where a row is given and all of a head turns; else its own.
+
+    Args:
+        ask: the block and what it reads -> queries, keys and values side by side, [N, o].
+        answer: the block and what the row's attention gives, in the form of the input -> the
+            block's output.
+    """
+
+    def attend(
+        self: Any,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        attention_mask: Tensor | None = None,
+        *args: Any,
+        art_row: rows.Row | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        if not _turns_all(self, hidden_states, position_embeddings, art_row):
+            more = {} if art_row is None else {"art_row": art_row}
+            return super(type(self), self).forward(
+                hidden_states, position_embeddings, attention_mask, *args, **more, **kwargs
+            )
+        out = _attended(self, ask(self, hidden_states), position_embeddings, art_row)
+        return answer(self, out.view(*hidden_states.shape[:-1], -1)), None
+
+    return attend
 
 
-def turns_all(
+def _ask(block: Any, hidden: Tensor) -> Tensor:
+    flat = hidden.reshape(-1, hidden.shape[-1])
+    return fused_lora.apply(block.art_together, side_by_side(block), flat)
+
+
+def _answer(block: Any, out: Tensor) -> Tensor:
+    made: Tensor = block.o_proj(out)
+    return made
+
+
+def _turns_all(
     attention: Any, hidden: Tensor, angles: tuple[Tensor, Tensor] | None, row: rows.Row | None
 ) -> bool:
     """Whether a row is given and `angles` are for the whole of each head."""
@@ -160,7 +183,7 @@ def turns_all(
     return row is not None and angles is not None and angles[0].shape == wanted
 
 
-def attended(
+def _attended(
     attention: Any, x: Tensor, angles: tuple[Tensor, Tensor] | None, row: rows.Row | None
 ) -> Tensor:
     """x: [N, o], queries, keys and values side by side -> what the row's attention gives [N, q]."""
@@ -189,6 +212,9 @@ def _heads(attention: Any) -> Any:
         return Heads(queries, keys, width)
     norms = (attention.q_norm.weight, attention.k_norm.weight)
     return Heads(queries, keys, width, norms, epsilon(attention.q_norm))
+
+
+_attend = attending(_ask, _answer)
 
 
 def _feed(self: Any, x: Tensor) -> Tensor:

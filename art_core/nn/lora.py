@@ -227,6 +227,11 @@ class LoraModel:
             out = self._decoder(input_ids=ids.unsqueeze(0), use_cache=False, **more)
         return cast(Tensor, out.last_hidden_state[0])
 
+    @property
+    def recomputes(self) -> bool:
+        """True if layers may compute again for the backward pass what they did not keep."""
+        return self._recompute.can
+
     def forget_from(self, positions: int) -> bool:
         """As `Recompute.forget_from`: rows so long compute all again instead of keeping any."""
         return self._recompute.forget_from(positions)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from art_core.nn.keeping import layers_that_keep
+from art_core.nn.keeping import drops_out, layers_that_keep
 
 _log = logging.getLogger(__name__)
 
@@ -30,8 +30,8 @@ class Recompute:
         found: list[Any] = [
             m for m in causal.modules() if isinstance(m, GradientCheckpointingLayer)
         ]
-        if causal.device.type != "cuda" or _has_dropout(causal.config):
-            found = []  # a layer forgets only where it believes to be trained, and would drop out
+        if causal.device.type != "cuda" or drops_out(causal.config.to_dict()):
+            found = []
         self._layers = found
         self._inputs = causal.config.get_text_config().hidden_size * causal.dtype.itemsize
         """Bytes that a layer which forgets keeps for a position."""
@@ -41,6 +41,11 @@ class Recompute:
         """Positions of a row from which on every layer forgets; None: as memory is left."""
         for layer in self._layers:
             layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+
+    @property
+    def can(self) -> bool:
+        """Whether layers may forget at all."""
+        return bool(self._layers)
 
     def forget_from(self, positions: int) -> bool:
         """Let every layer forget in rows of at least so many positions, which have run out of
@@ -99,10 +104,3 @@ class Recompute:
         if len(held) == 2:
             self._kept = max(held[1] - held[0], 1) / positions
             _log.info("a decoder layer keeps %.0f bytes for a position", self._kept)
-
-
-def _has_dropout(config: Any) -> bool:
-    return any(
-        "drop" in name and isinstance(value, (int, float)) and value > 0
-        for name, value in config.to_dict().items()
-    )

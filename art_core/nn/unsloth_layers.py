@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from art_core.errors import ConfigError
-from art_core.nn import rows
-from art_core.nn.fused_layers import attended, replace, side_by_side, turns_all
+from art_core.nn.fused_layers import attending, replace, side_by_side
 
 _OURS = 'Set TrainerConfig(layers="own"), which needs nothing more and is no slower.'
 
@@ -68,28 +67,22 @@ def _has_no_bias(block: Any) -> bool:
     return all(layer.bias is None for layer in [*side_by_side(block), last])
 
 
-def _attend(
-    self: Any,
-    hidden_states: Tensor,
-    position_embeddings: tuple[Tensor, Tensor] | None = None,
-    attention_mask: Tensor | None = None,
-    *args: Any,
-    art_row: rows.Row | None = None,
-    **kwargs: Any,
-) -> Any:
-    """As `fused_layers._attend`."""
-    if not turns_all(self, hidden_states, position_embeddings, art_row):
-        more = {} if art_row is None else {"art_row": art_row}
-        return super(type(self), self).forward(
-            hidden_states, position_embeddings, attention_mask, *args, **more, **kwargs
-        )
-    from unsloth.kernels import apply_lora_o, apply_lora_qkv
+def _ask(block: Any, hidden: Tensor) -> Tensor:
+    from unsloth.kernels import apply_lora_qkv
 
     # The input is not Unsloth's to overwrite: other functions may have kept it.
-    made = apply_lora_qkv(self, hidden_states, inplace=False)
-    x = torch.cat(made, dim=-1).view(-1, sum(part.shape[-1] for part in made))
-    out = attended(self, x, position_embeddings, art_row)
-    return apply_lora_o(self, out.view(*hidden_states.shape[:-1], -1)), None
+    made = apply_lora_qkv(block, hidden, inplace=False)
+    return torch.cat(made, dim=-1).view(-1, sum(part.shape[-1] for part in made))
+
+
+def _answer(block: Any, out: Tensor) -> Tensor:
+    from unsloth.kernels import apply_lora_o
+
+    made: Tensor = apply_lora_o(block, out)
+    return made
+
+
+_attend = attending(_ask, _answer)
 
 
 def _feed(self: Any, x: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from art_core.nn.copying import KINDS, LIMIT_BYTES
+from art_core.nn.keeping import drops_out
 from art_core.readiness.shape import Shape
 from art_core.readiness.sizes import Sizes
 from art_core.readiness.step_memory import BRAIN, SINGLE, Step, StepMemory, step_memory, widest
@@ -152,7 +153,8 @@ def training_step(way: Way, shape: Shape, sizes: Sizes, load: Load) -> StepMemor
 
 def _training(way: Way, shape: Shape, sizes: Sizes, load: Load) -> Need:
     step = training_step(way, shape, sizes, load)
-    return Need(way, step.parts, least=step.least)
+    least = step.total if drops_out(shape.text) else step.least
+    return Need(way, step.parts, least=least)
 
 
 def _embedded(shape: Shape, sizes: Sizes, load: Load) -> Need:

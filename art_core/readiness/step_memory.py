@@ -25,9 +25,10 @@ _SCRAPS = 1.08
 a row of 490 positions, 2.81 for 1,486, 4.18 for 2,988."""
 _LOGITS = 0.02
 """Of one full tensor of logits: what the loss needs beyond (benchmarks/RESULTS.md: 0.017)."""
-_LEAST_LOGITS = {BRAIN: 256, SINGLE: 64}
-"""Positions of that tensor that exist at once in any row, by the bytes of a number: the least chunk
-of training/logprobs.py."""
+_LEAST_LOGITS = {BRAIN: 256, SINGLE: 128}
+"""Positions of that tensor that exist at once in any row, by the bytes of a number layers compute
+with. On a GPU the least chunks of training/logprobs.py make 512 positions of half precision, as
+many bytes as 256 of float32; on a processor twice 64, since a chunk's logits exist twice."""
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,7 @@ class Admission:
                 fix=f"Come again in {RETRY_SECONDS} s; gather with less concurrency.",
                 code="rate_limit_exceeded",
                 status=429,
+                retry_after=RETRY_SECONDS,
             )
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queues.setdefault(model, deque()).append(turn)

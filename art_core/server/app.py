@@ -24,13 +24,13 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from art_core.config import EngineConfig
-from art_core.engine.api_errors import ApiError
+from art_core.engine.api_errors import ApiError, error_headers
 from art_core.engine.openai_routes import openai_routes
 from art_core.errors import ARTError, WireMismatch
 from art_core.local.backend import LocalBackend
 from art_core.local.live_run import OnStepProgress
 from art_core.model import TrainableModel
-from art_core.server.admission import RETRY_SECONDS, Admission
+from art_core.server.admission import Admission
 from art_core.server.faults import Teller
 from art_core.server.figures import MEDIA_TYPE, figures
 from art_core.server.job_files import JobFiles
@@ -135,9 +135,7 @@ def create_server(settings: ServerSettings, make_backend: MakeBackend | None = N
             await figures(work, ledger, answers, admission), media_type=MEDIA_TYPE
         )
 
-    app.router.routes.extend(
-        openai_routes(ServedModels(backend.services, admission), json_only=True)
-    )
+    app.router.routes.extend(openai_routes(ServedModels(backend.services, admission)))
     _tell_faults(app, teller)
 
     def refuse(error: Exception) -> Response:
@@ -187,8 +185,7 @@ def _tell_faults(app: FastAPI, teller: Teller) -> None:
 
 def _answer(teller: Teller, error: Exception) -> Response:
     status, body = teller.answer(error)
-    headers = {"retry-after": str(RETRY_SECONDS)} if status == 429 else None
-    return JSONResponse(body, status, headers)
+    return JSONResponse(body, status, error_headers(error))
 
 
 def _same_wire(app: ASGIApp, refuse: Callable[[Exception], Response]) -> ASGIApp:

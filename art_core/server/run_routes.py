@@ -7,6 +7,7 @@ is a job, answered at once; what a job does is in run_work.py.
 from __future__ import annotations
 
 import asyncio
+import re
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -18,7 +19,6 @@ from fastapi.responses import FileResponse, JSONResponse, Response, StreamingRes
 from art_core import checkpoints
 from art_core.bookmarks import Bookmark
 from art_core.engine.api_errors import ApiError
-from art_core.engine.bodies import parts_of
 from art_core.metrics import MetricsLog
 from art_core.server.job_files import JobFiles
 from art_core.server.jobs import Jobs
@@ -34,6 +34,8 @@ from art_core.wire.payload import compressed, write_payload
 
 _QUICK_SECONDS = 1.0
 """A job that ends within it is answered with its result."""
+UPLOADS = re.compile(r"/api/models/[^/]+/[^/]+/(train|train_sft|sft_loss|join|log|checkpoints)")
+"""Paths whose bodies go to a file, and are bounded there."""
 IdempotencyKey = Annotated[
     str | None, Header(alias=wire.KEY_HEADER, pattern=rf"^[A-Za-z0-9_-]{{1,{wire.MAX_KEY}}}$")
 ]
@@ -61,7 +63,7 @@ def run_routes(
         _check_media(request)
         aside = uuid.uuid4().hex
         is_packed = request.headers.get("content-encoding", "identity") == "gzip"
-        path = await files.take(aside, parts_of(request), is_packed=is_packed)
+        path = await files.take(aside, request.stream(), is_packed=is_packed)
         job = jobs.submit(kind, project, name, key, {}, given=path)
         return _accepted(job)
 
@@ -131,7 +133,7 @@ def run_routes(
         _check_media(request)
         aside = uuid.uuid4().hex
         is_packed = request.headers.get("content-encoding", "identity") == "gzip"
-        await files.take(aside, parts_of(request), is_packed=is_packed)
+        await files.take(aside, request.stream(), is_packed=is_packed)
         try:
             await work.log(project, name, aside)
         finally:
@@ -227,7 +229,7 @@ def run_routes(
             raise ApiError(
                 "the content type of an adapter", got=kind, expected=wire.TAR, status=415
             )
-        path = await files.keep(uuid.uuid4().hex, parts_of(request))
+        path = await files.keep(uuid.uuid4().hex, request.stream())
         return _accepted(jobs.submit("upload", project, name, key, {}, given=path))
 
     @api.post(wire.FORK, response_model=None)

@@ -62,15 +62,19 @@ class Attempts:
         """
         longest = max(sample.positions for sample in samples)
         begun = time.perf_counter()
-        may_check = config.beyond_memory == "refuse"
-        found = self._try(work, longest, config.max_tokens_per_row, on_progress, checks=may_check)
+        may_check, settings = config.beyond_memory == "refuse", type(config).__name__
+
+        def attempt(row_size: int, *, checks: bool) -> dict[str, float] | OutOfMemory:
+            return self._try(work, longest, row_size, on_progress, settings, checks=checks)
+
+        found = attempt(config.max_tokens_per_row, checks=may_check)
         again: dict[str, float] = {}
         if isinstance(found, OutOfMemory) and (size := self._retry(found)) is not None:
             lost = time.perf_counter() - begun
             _log.warning("%s; the step begins anew with rows of at most %d", found, size)
             again = {"memory/row_tried_again": size, f"{PREFIX}lost": lost}
             free()
-            found = self._try(work, longest, size, on_progress, checks=False)
+            found = attempt(size, checks=False)
         if isinstance(found, OutOfMemory):
             raise found.error()
         return {**found, **again}
@@ -88,6 +92,7 @@ class Attempts:
         longest_call: int,
         row_size: int,
         on_progress: OnProgress | None,
+        settings: str,
         *,
         checks: bool,
     ) -> dict[str, float] | OutOfMemory:
@@ -100,7 +105,7 @@ class Attempts:
                 plans.append(plan)
                 self._tell(plan)
                 if checks:
-                    plan.check(longest_call)
+                    plan.check(longest_call, settings)
 
         watch = Watch(on_progress, planned, Phases(self.device))
         try:
@@ -115,6 +120,7 @@ class Attempts:
                 fitted=watch.fitted,
                 longest_row=watch.longest_row,
                 longest_call=longest_call,
+                settings=settings,
             )
         memory = plans[-1].figures() if plans else {}
         if taken := peak.bytes:

@@ -40,7 +40,8 @@ def room_on(device: torch.device) -> Room:
         own = torch.cuda.memory_reserved(device)
         return Room(torch.cuda.get_device_name(device), whole, free + own)
     whole, free = memory_now()
-    return Room("this machine", whole, free + _status("VmRSS") if whole else 0)
+    own = _status("RssAnon") + _status("RssShmem")  # pages of files are among the free ones
+    return Room("this machine", whole, free + own if whole else 0)
 
 
 class MemoryPeak:

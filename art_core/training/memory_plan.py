@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from art_core.config import LEAST_ROW
 from art_core.errors import BaseModelError, NotEnoughMemory
 from art_core.nn.keeping import layers_that_keep
 from art_core.nn.lora import LoraModel
@@ -26,7 +27,6 @@ DOUBT = 0.1
 refused."""
 _MUCH = 0.2
 """Share of a device from which on something is worth changing."""
-_LEAST_ROW = 16
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,9 @@ class MemoryPlan:
     shape: Shape
     step: Step
     room: Room
+    on_gpu: bool
     recomputes: bool
-    """Layers may compute again what they do not keep: on a GPU."""
+    """Layers may compute again what they do not keep: on a GPU, if none drops out."""
 
     @property
     def need(self) -> StepMemory:
@@ -81,7 +82,7 @@ class MemoryPlan:
                 low = middle
             else:
                 high = middle
-        return low if low >= _LEAST_ROW else 0
+        return low if low >= LEAST_ROW else 0
 
     def changes(self, longest_call: int) -> list[str]:
         """What would make it fit, the cheapest first.
@@ -95,7 +96,7 @@ class MemoryPlan:
             found.append(f"Set max_tokens_per_row={row}.")
         elif row:
             found.append(f"Keep calls under {row} tokens (the longest has {longest_call}).")
-        if self.recomputes and self.room.others > _MUCH * self.room.whole:
+        if self.on_gpu and self.room.others > _MUCH * self.room.whole:
             found.append(
                 f"End what else is on the GPU ({gib(self.room.others)}), or, if that is vLLM, set "
                 'VllmConfig(while_training="sleep") or a smaller gpu_share.'
@@ -104,13 +105,17 @@ class MemoryPlan:
             found.append("Lower EngineConfig(cache_tokens=...).")
         if parts["adapter and optimizer"] > _MUCH * self.need.total:
             found.append("Lower LoraSettings(rank=...).")
-        if self.recomputes and not self.step.four_bit and parts["weights"] > _MUCH * self._least:
+        if self.on_gpu and not self.step.four_bit and parts["weights"] > _MUCH * self._least:
             found.append("Load the base model in 4 bits: TrainerConfig(load_in_4bit=True).")
         found.append("Or take a smaller base model, or a device with more memory.")
         return found
 
-    def check(self, longest_call: int) -> None:
+    def check(self, longest_call: int, settings: str = "TrainConfig") -> None:
         """See that it fits.
+
+        Args:
+            longest_call: as in `changes`.
+            settings: the class that the step's settings have.
 
         Raises:
             NotEnoughMemory: it does not.
@@ -121,7 +126,7 @@ class MemoryPlan:
                 got=f"{gib(self.room.available)} for it",
                 expected=f"about {gib(self._least)} ({self._told()})",
                 fix=f"Nothing was computed. {' '.join(self.changes(longest_call))} If the estimate "
-                'is wrong: TrainConfig(beyond_memory="try").',
+                f'is wrong: {settings}(beyond_memory="try").',
             )
 
     def figures(self) -> dict[str, float]:
@@ -191,7 +196,11 @@ class Planner:
         )
         beside = self._others(step) if on_gpu else self._held
         return MemoryPlan(
-            self._shape, replace(step, held=beside), room_on(self._model.device), recomputes=on_gpu
+            self._shape,
+            replace(step, held=beside),
+            room_on(self._model.device),
+            on_gpu=on_gpu,
+            recomputes=self._model.recomputes,
         )
 
     def _others(self, step: Step) -> dict[str, int]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from art_core.config import LEAST_ROW
 from art_core.errors import TrainingError
 
 _SIGNS = (
@@ -37,6 +38,8 @@ class OutOfMemory:
     longest_row: int
     longest_call: int
     """Positions of the longest call, which can't be parted."""
+    settings: str
+    """The class that the step's settings have."""
 
     @property
     def smaller(self) -> int | None:
@@ -50,10 +53,13 @@ class OutOfMemory:
     def error(self) -> TrainingError:
         """What to raise when nothing is left to try."""
         fits = self.fitted or self.row // 2
+        if fits >= LEAST_ROW:
+            advice = f"Set {self.settings}(max_tokens_per_row={fits}), and keep calls as short"
+        else:
+            advice = "Take a smaller base model or a device with more memory, or keep calls shorter"
         return TrainingError(
             str(self),
-            fix=f"The adapter is unchanged. Set TrainConfig(max_tokens_per_row={fits}), and keep "
-            f"calls as short: the longest has {self.longest_call} tokens.",
+            fix=f"The adapter is unchanged. {advice}: the longest has {self.longest_call} tokens.",
         )
 
 

@@ -287,8 +287,7 @@ class Trainer:
             if isinstance(error, RuntimeError | MemoryError):
                 raise TrainingError(
                     f"the step failed ({error})",
-                    fix="The adapter is unchanged. If memory ran out, lower "
-                    "TrainConfig(max_tokens_per_row=...).",
+                    fix="The adapter is unchanged. If memory ran out, lower max_tokens_per_row.",
                 ) from error
             raise
         finally:

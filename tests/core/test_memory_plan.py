@@ -12,6 +12,7 @@ import torch
 
 from art_core.config import TrainConfig
 from art_core.errors import NotEnoughMemory
+from art_core.nn.keeping import drops_out
 from art_core.nn.lora import LoraModel
 from art_core.readiness.memory import GIB
 from art_core.readiness.shape import shape_of
@@ -29,11 +30,11 @@ CPU = torch.device("cpu")
 CONFIG = TrainConfig(learning_rate=1e-3, max_tokens_per_row=24)
 
 
-def plan(available: float, *, gpu: bool = True) -> MemoryPlan:
+def plan(available: float, *, gpu: bool = True, again: bool = True) -> MemoryPlan:
     """Of Llama 3.1 8B in 16 bits, rank 8, a row of 16,384, on a device of 80 GiB."""
     step = Step(row=16_384, weights=15 * GIB, adapter=20_971_520)
     room = Room("a device", 80 * GIB, int(available * GIB))
-    return MemoryPlan(shape("llama-3.1-8b"), step, room, recomputes=gpu)
+    return MemoryPlan(shape("llama-3.1-8b"), step, room, gpu, recomputes=gpu and again)
 
 
 def test_a_processor_computes_nothing_again() -> None:
@@ -53,6 +54,33 @@ def test_a_gpu_computes_layers_again_as_the_module_will() -> None:
     assert narrow.expected == narrow.need.at(narrow.keeping) < 60 * GIB
     assert f"{32 - narrow.keeping} of 32 layers computed again" in str(narrow)
     assert "weights 15.0 GiB" in str(narrow)
+
+
+def test_where_layers_drop_out_nothing_is_computed_again() -> None:
+    """GPT-2 and OPT on a GPU; the advice is that for a GPU all the same."""
+    keeps = plan(60, again=False)
+    assert keeps.lacks
+    assert keeps.expected == keeps.need.total
+    assert keeps.figures()["memory/layers_again"] == 0
+    assert any("on the GPU" in change for change in plan(20, again=False).changes(100))
+
+
+def test_a_module_says_whether_it_can_compute_again(tiny_llama: Path, tmp_path: Path) -> None:
+    """By the config that transformers gives OPT: dropout 0.1. On a processor none does."""
+    from transformers import LlamaConfig, OPTConfig
+
+    assert drops_out(OPTConfig().to_dict())
+    assert not drops_out(LlamaConfig().to_dict())
+    model = tiny_policy(tiny_llama)
+    assert not model.recomputes
+    planned = Planner(model, trained=1).plan(100, updates=1)
+    assert planned is not None
+    assert not planned.recomputes
+
+
+def test_advice_names_the_settings_of_the_step() -> None:
+    with pytest.raises(NotEnoughMemory, match=r'TrainSFTConfig\(beyond_memory="try"\)'):
+        plan(20).check(longest_call=1000, settings="TrainSFTConfig")
 
 
 def test_what_does_not_fit_is_refused_with_what_to_change() -> None:
@@ -122,6 +150,18 @@ def test_the_peak_of_a_process() -> None:
     assert peak.bytes >= before + 60 * 2**20
     room = room_on(CPU)
     assert before < room.available <= room.whole
+
+
+def test_files_in_memory_are_counted_once(tmp_path: Path) -> None:
+    """256 MiB of a file, mapped and read: the system has them among what it can give."""
+    if not Path("/proc/self/clear_refs").exists():
+        pytest.skip("not on this platform: only Linux tells a process's memory")
+    file = tmp_path / "weights"
+    file.write_bytes(bytes(256 * 2**20))
+    before = room_on(CPU).available
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as pages:
+        assert sum(pages[at] for at in range(0, len(pages), mmap.PAGESIZE)) == 0
+        assert room_on(CPU).available < before + 128 * 2**20
 
 
 def test_a_step_tells_what_it_planned_and_took(

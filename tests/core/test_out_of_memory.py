@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from art_core.config import TrainConfig
+from art_core.config import TrainConfig, TrainSFTConfig
 from art_core.errors import TrainingError
 from art_core.nn.lora import LoraModel
 from art_core.training.out_of_memory import OutOfMemory, is_out_of_memory
+from art_core.training.sft import train_supervised
 from art_core.training.trainer import Trainer
 from tests.core.samples import make_sample, policy_calls
 from tests.core.tiny_policy import NAME, same_bits, tensors_alive, tiny_policy, weights
@@ -147,6 +148,15 @@ def test_a_call_that_fills_a_row_is_tried_again_where_layers_can_forget(
     assert asked == [24]
 
 
+def test_a_supervised_step_is_told_of_its_own_settings(tiny_llama: Path) -> None:
+    model = tiny_policy(tiny_llama)
+    trainer = Trainer(model, NAME, seed=0)
+    Memory(model, limit=50)
+    written = make_sample([299] * 60, [1, 2, 3], call=0, trajectory=0)
+    with pytest.raises(TrainingError, match=r"TrainSFTConfig\(max_tokens_per_row=31\)"):
+        train_supervised(trainer, [[written]], TrainSFTConfig())
+
+
 def test_memory_that_ends_in_the_optimizer_undoes_the_step(
     tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,5 +198,17 @@ def test_real_errors_are_known() -> None:
 def test_the_next_try_is_half_as_big_as_far_as_calls_can_be_parted(
     longest_row: int, longest_call: int, smaller: int | None
 ) -> None:
-    found = OutOfMemory("", 1, 0, longest_row=longest_row, longest_call=longest_call)
-    assert found.smaller == smaller
+    assert failed(longest_row=longest_row, longest_call=longest_call).smaller == smaller
+
+
+def failed(**changes: Any) -> OutOfMemory:
+    facts = {"reason": "", "row": 1, "fitted": 0, "longest_row": 100, "longest_call": 100}
+    return OutOfMemory(**{**facts, "settings": "TrainSFTConfig", **changes})
+
+
+def test_the_advice_is_a_setting_that_the_step_has_and_may_have() -> None:
+    """Rows have 16 positions at least; a row that did not fit advises half of it."""
+    assert "Set TrainSFTConfig(max_tokens_per_row=16)" in failed(row=32).error().fix
+    told = failed(row=31, longest_call=31).error().fix
+    assert "max_tokens_per_row" not in told
+    assert "keep calls shorter: the longest has 31 tokens" in told

@@ -33,6 +33,16 @@ def test_times_are_read_in_the_order_of_the_phases(run: Path) -> None:
     assert (second.step, second.split, second.seconds["backward"]) == (1, "train", 4.0)
 
 
+def test_only_steps_have_times_and_none_is_below_zero(run: Path) -> None:
+    """Users may log what they like: another split, a clock that was set back."""
+    log = MetricsLog(run / "history.jsonl")
+    log.append(2, "val", {"seconds/judge": 3.0})
+    log.append(2, "sft", {"seconds/forward": 1.0, "seconds/mine": -7.0, "seconds/odd": "long"})
+    *_, last = found = times_of(log.read())
+    assert [(each.step, each.split) for each in found] == [(0, "train"), (1, "train"), (2, "sft")]
+    assert dict(last.seconds) == {"forward": 1.0}
+
+
 def test_medians_and_shares(run: Path) -> None:
     """18 seconds in all, of which backward has 2 + 4."""
     found = document(times_of(MetricsLog(run / "history.jsonl").read()))

@@ -95,6 +95,14 @@ def test_computing_layers_again_needs_less() -> None:
         assert need(name, "train 4-bit").least < found.least
 
 
+def test_a_model_that_drops_out_computes_nothing_again() -> None:
+    found = shape("llama-3.1-8b", attention_dropout=0.1)
+    sizes = sizes_of(found)
+    assert sizes is not None
+    train = next(each for each in needs(found, sizes, LOAD) if each.way == "train")
+    assert train.least == train.total
+
+
 def test_experts_are_not_made_smaller_in_training() -> None:
     """bitsandbytes makes linear layers smaller; experts are no linear layers."""
     _, sizes = sized("gpt-oss-20b")
