@@ -30,6 +30,8 @@ class Piece:
     calls: list[dict[str, Any]] = field(default_factory=list)
     """Tool calls in OpenAI's shape, with their `index`."""
     finish_reason: AnswerEnd | None = None
+    stopped_by: str | None = None
+    """The stop string that ended the answer; None: none did."""
 
 
 class Answer:
@@ -115,6 +117,11 @@ class Answer:
         return message
 
     @property
+    def stopped_by(self) -> str | None:
+        """The stop string that ended the answer; None: none did."""
+        return self._stops.matched
+
+    @property
     def _is_ended(self) -> bool:
         return self._stops.matched is not None or self._parser.is_full
 
@@ -137,6 +144,7 @@ class Answer:
         self._add(piece, self._parser.finish())
         is_call = reason == "stop" and bool(self._calls)
         self.finish_reason = piece.finish_reason = "tool_calls" if is_call else reason
+        piece.stopped_by = self.stopped_by
 
     def _add(self, piece: Piece, events: Sequence[Event]) -> None:
         for event in events:

@@ -7,15 +7,14 @@ In: requests of any OpenAI client. Out: OpenAI's responses with extras, which cl
   shaped the distribution, `art_drift` why token-in failed (left out if it did not)
 - with `return_token_ids: true`: `prompt_token_ids` (in a stream: in its first chunk) and
   `choices[].token_ids`
+- `choices[].stop_reason` is the stop string that ended the answer, if one did
 - a model's card says `max_model_len`, and in `art_profile` what the model can do
 
-The header `x-art-rollout` names the rollout that a call belongs to.
+The header `x-art-rollout` names the rollout that a call belongs to. Other shapes of the same calls
+are in `dialects`.
 """
 
 from __future__ import annotations
-
-from collections.abc import AsyncGenerator
-from typing import Any, Protocol
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -23,8 +22,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from art_core.engine.answers import Answers
 from art_core.engine.api_errors import ApiError, error_headers, error_response
 from art_core.engine.chat_service import ChatService
+from art_core.engine.dialects.routes import dialect_routes
 from art_core.engine.door import MAX_BODY_BYTES
 from art_core.engine.event_stream import EventStream, unless_gone
 from art_core.engine.model_registry import ModelRegistry, Served
@@ -32,22 +33,6 @@ from art_core.engine.request_body import read_json, rollout_of
 from art_core.errors import ARTError
 
 __all__ = ["ChatService", "ModelRegistry", "Served", "create_app"]
-
-
-class Answers(Protocol):
-    """What the routes are answered out of, such as a `ChatService`, whose methods these are."""
-
-    async def complete(self, body: object, *, rollout_id: str | None = None) -> dict[str, Any]: ...
-
-    def stream(
-        self, body: object, *, rollout_id: str | None = None
-    ) -> AsyncGenerator[bytes, None]: ...
-
-    def list_models(self) -> dict[str, Any]: ...
-
-    def model(self, name: str) -> dict[str, Any]: ...
-
-    def tokenize(self, body: object, *, rollout_id: str | None = None) -> dict[str, Any]: ...
 
 
 def create_app(service: Answers, *, max_body_bytes: int = MAX_BODY_BYTES) -> Starlette:
@@ -93,6 +78,7 @@ def openai_routes(service: Answers, *, max_body_bytes: int = MAX_BODY_BYTES) -> 
         Route("/v1/models", models),
         Route("/v1/models/{name:path}", model),
         Route("/tokenize", tokenize, methods=["POST"]),
+        *dialect_routes(service, max_body_bytes=max_body_bytes),
         Route("/health", health),
     ]
 
@@ -106,7 +92,8 @@ async def _no_route(request: Request, error: Exception) -> Response:
     return _refusal(
         ApiError(
             f"{request.method} {request.url.path}: {error.detail}",
-            expected="POST /v1/chat/completions or /tokenize, GET /v1/models or /health",
+            expected="POST /v1/chat/completions, /v1/responses, /v1/messages or /tokenize, "
+            "GET /v1/models or /health",
             status=error.status_code,
         )
     )
