@@ -48,7 +48,12 @@ def save(run: RunDir, step: int, write: Callable[[Path], None]) -> Path:
         raise CheckpointError(
             f"{run.path} is not open", fix="Save through RunDir.open(...), which takes its lock."
         )
-    target = run.checkpoints / folder_name(step)
+    return save_into(run.checkpoints, step, write)
+
+
+def save_into(folder: Path, step: int, write: Callable[[Path], None]) -> Path:
+    """As `save`, where the run's owner has lent its folder of checkpoints: to its trainer."""
+    target = folder / folder_name(step)
     if target.exists() and damage(target) is None:
         raise CheckpointError(
             f"checkpoint {target} is there already", fix="Save under the next step's number."
@@ -57,7 +62,7 @@ def save(run: RunDir, step: int, write: Callable[[Path], None]) -> Path:
         write_sealed(target, write)
     except Exception as error:  # a serializer tells of a full disk by an error of its own
         raise CheckpointError(
-            f"step {step} can't be saved in {run.checkpoints}: {_reason(error, run)}",
+            f"step {step} can't be saved in {folder}: {_reason(error, folder)}",
             fix="The earlier steps are whole; free space or mend the disk, then train on.",
         ) from error
     return target
@@ -189,8 +194,8 @@ def _folders(run: RunDir) -> Iterator[tuple[int, Path]]:
         yield from sorted((int(p.name), p) for p in paths if p.name == folder_name(int(p.name)))
 
 
-def _reason(error: BaseException, run: RunDir) -> str:
+def _reason(error: BaseException, folder: Path) -> str:
     text = str(error) or type(error).__name__
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    free = shutil.disk_usage(run.path).free
+    free = shutil.disk_usage(folder.parent).free
     return f"{text} ({free:,} bytes free)" if full or free < 1 << 20 else text

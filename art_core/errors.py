@@ -6,7 +6,7 @@ In: the facts of a fault. Out: one exception class per kind of fault, the same o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from art_core.trajectories import Trajectory, TrajectoryGroup
@@ -34,6 +34,16 @@ class ARTError(Exception):
         text = ", ".join(parts)
         super().__init__(f"{text}. {fix}" if fix else text)
         self.what, self.got, self.expected, self.fix = what, shown, expected, fix
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickled between our own processes as it is: constructors differ, and take no text."""
+        return _as_it_was, (type(self), self.args, self.__dict__)
+
+
+def _as_it_was(kind: type[ARTError], args: tuple[object, ...], fields: dict[str, Any]) -> ARTError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(fields)
+    return error
 
 
 class ConfigError(ARTError):
@@ -112,9 +122,12 @@ class _EngineGone(EngineError):
     """The engine's process is not there. `tail` is the end of its log."""
 
     def __init__(self, what: str, *, tail: str, fix: str) -> None:
-        told = f"\nThe end of its log:\n{tail}" if tail else ""
-        super().__init__(what, fix=f"{fix}{told}")
+        super().__init__(what, fix=_with_tail(fix, tail))
         self.fix, self.tail = fix, tail
+
+
+def _with_tail(fix: str, tail: str) -> str:
+    return f"{fix}\nThe end of its log:\n{tail}" if tail else fix
 
 
 class EngineStartFailed(_EngineGone):
@@ -131,6 +144,17 @@ class SetupError(ARTError):
 
 class TrainingError(ARTError):
     """A training step failed; weights are those of the last whole step."""
+
+
+class TrainerDied(TrainingError):
+    """The trainer's process ended or hung; the next call starts a new one from the last whole step.
+
+    `tail` is the end of its log.
+    """
+
+    def __init__(self, what: str, *, tail: str, fix: str) -> None:
+        super().__init__(what, fix=_with_tail(fix, tail))
+        self.fix, self.tail = fix, tail
 
 
 class NonFiniteStep(TrainingError):

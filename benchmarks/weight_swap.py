@@ -32,6 +32,9 @@ from art_core.config import VllmConfig
 from art_core.engine.base import AdapterRef
 from art_core.nn.lora import LoraModel
 from art_core.records import TokenRecord
+from art_core.training.requests import Loading
+from art_core.training.trainer import Trainer
+from art_core.training.workbench import load_module
 from benchmarks.comparison import MIN_REPEATS, Comparison, machine
 from benchmarks.served_model import DEFAULT, NAME, ON_CPU, House, served
 
@@ -144,20 +147,23 @@ class Swap:
 
 
 class Swaps:
-    """Swaps adapters of a house while it is busy."""
+    """Swaps adapters of a house while it is busy: a trainer of its own has them, in this process,
+    for the house's is in another and takes steps only."""
 
     def __init__(self, house: House) -> None:
         self.house = house
         self._url = house.endpoint + "/chat/completions"
+        has_gpu = torch.cuda.is_available()
+        self._module = load_module(Loading(Path(house.model.base_model), on_gpu=has_gpu))
+        self._module.create_adapter(NAME, house.model.art_config.lora, seed=0)
+        self._trainer = Trainer(self._module, NAME, seed=0)
 
     async def ours(self) -> Swap:
         """Change the adapter, then save, load, publish and ask."""
         house, step = self.house, self.house.run.step + 1
-        await house.base.bench.exclusive(lambda module: changed(module, house.run.adapter))
+        changed(self._module, NAME)
         began = time.monotonic()
-        await house.base.bench.exclusive(
-            lambda _: checkpoints.save(house.run.folder, step, house.run.trainer.save)
-        )
+        await asyncio.to_thread(checkpoints.save, house.run.folder, step, self._trainer.save)
         saved = time.monotonic()
         house.run.step = step
         await house.run._serve(step)
@@ -172,9 +178,9 @@ class Swaps:
     async def as_art(self, folder: Path) -> float:
         """Seconds of a swap in ART's way."""
         house = self.house
-        await house.base.bench.exclusive(lambda module: changed(module, house.run.adapter))
+        changed(self._module, NAME)
         began = time.monotonic()
-        await house.base.bench.exclusive(lambda _: house.run.trainer.save(folder))
+        await asyncio.to_thread(self._trainer.save, folder)
         name = f"{NAME}-{folder.name}"
         headers = house.engine.server.headers
         async with httpx.AsyncClient(timeout=60.0, headers=headers) as client:
@@ -192,6 +198,13 @@ class Swaps:
             raise RuntimeError(f"the peer did not answer: {seen.error}")
         return took
 
+    def written(self) -> float:
+        """Seconds to write a step: what a checkpoint costs but for the disk."""
+        with tempfile.TemporaryDirectory() as folder:
+            began = time.monotonic()
+            self._trainer.save(Path(folder))
+            return time.monotonic() - began
+
 
 def changed(module: LoraModel, name: str) -> None:
     """Other weights in the adapter, as a step would leave them, but further away."""
@@ -203,7 +216,7 @@ def changed(module: LoraModel, name: str) -> None:
 
 
 async def under_load(
-    house: House, *, swaps: int, streams: int, tokens: int, pause: float
+    maker: Swaps, *, swaps: int, streams: int, tokens: int, pause: float
 ) -> tuple[list[Swap], list[Stream]]:
     """Swap so often while calls go on.
 
@@ -211,12 +224,11 @@ async def under_load(
         pause: seconds between two swaps. Calls end with the step that they began with: with too
             many steps at once vLLM has no slot for the new one (`VllmConfig.max_adapters`).
     """
-    context = multiprocessing.get_context("spawn")
+    house, context = maker.house, multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     url = house.endpoint + "/chat/completions"
     client = context.Process(target=keep_busy, args=(there, url, streams, tokens, 1))
     client.start()
-    maker = Swaps(house)
     try:
         while house.engine.running < streams:  # noqa: ASYNC110 - another process starts them
             await asyncio.sleep(0.05)
@@ -272,14 +284,6 @@ async def gate(house: House, seen: list[Stream]) -> None:
             raise RuntimeError(f"a call of {stream.policy} was not answered by it alone")
 
 
-async def written(house: House) -> float:
-    """Seconds that the trainer takes to write a step: what a checkpoint costs but for the disk."""
-    with tempfile.TemporaryDirectory() as folder:
-        began = time.monotonic()
-        await house.base.bench.exclusive(lambda _: house.run.trainer.save(Path(folder)))
-        return time.monotonic() - began
-
-
 async def scorings(house: House) -> float:
     """Seconds that the canary of a step takes (engine/swap_proof.py): 8 sequences, two steps."""
     ids = np.resize(np.arange(100, 300, dtype=np.int32), 256)
@@ -303,7 +307,7 @@ async def _measure(
     maker = Swaps(house)
     for _ in range(2):
         await maker.ours()  # the first ones compile
-    made, seen = await under_load(house, swaps=swaps, streams=streams, tokens=tokens, pause=pause)
+    made, seen = await under_load(maker, swaps=swaps, streams=streams, tokens=tokens, pause=pause)
     await gate(house, seen)
     usual, paused = stalls(made, seen)
     whole = np.array([swap.whole for swap in made]) * 1e3
@@ -317,7 +321,7 @@ async def _measure(
         print(f"{name}: {np.median(values):.1f} ms, p95 {np.percentile(values, 95):.1f} ms")
     print(f"{len(seen)} calls went on, none lost; a decode step takes {usual * 1e3:.1f} ms")
     print(f"a canary of 16 scorings would add {1e3 * await scorings(house):.0f} ms")
-    print(f"to write the files, without syncing them, took {1e3 * await written(house):.0f} ms")
+    print(f"to write the files, without syncing them, took {1e3 * maker.written():.0f} ms")
     with tempfile.TemporaryDirectory() as folder:
         peer = []
         for i in range(repeats + 1):

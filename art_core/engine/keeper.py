@@ -1,6 +1,7 @@
 """A tiny process between us and a program: it ends the program's whole tree, whoever dies first.
 
-In, as a script of its own: a record file, seconds of grace, a command. Out: the command runs in a
+In, as a script of its own: a record file, seconds of grace, the number of an open file that the
+command gets too (or "None"), a command. Out: the command runs in a
 session of its own; its exit status, or 128 plus the number of the signal that ended it. The tree
 ends when stdin closes (our process is gone, even by kill -9), when "t" is read from it (stop) or
 "k" (at once), or when the program's first process ends. `clear RECORD` ends what an earlier keeper
@@ -32,18 +33,28 @@ ORPHAN_GRACE = 2.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
-def keep(record: Path, grace: float, command: list[str]) -> int:
-    """Run `command` until it ends or is to end; returns the exit status to leave with."""
+def keep(record: Path, grace: float, lent: list[int], command: list[str]) -> int:
+    """Run `command` until it ends or is to end; returns the exit status to leave with.
+
+    Args:
+        lent: files that it gets under the numbers that they have here.
+    """
     owner = os.getppid()
     woken = _wake_on_signals()
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what loses its parent comes to us, and can be waited for
     try:
         main = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_keeper
+            command,
+            stdin=subprocess.DEVNULL,
+            pass_fds=lent,
+            start_new_session=True,
+            preexec_fn=_die_with_keeper,
         )
     except OSError as error:
         sys.stderr.write(f"{command[0]} can't be run: {error}\n")
         return NOT_STARTED
+    for number in lent:
+        os.close(number)  # so that its end is seen at the other end
     _write_record(record, owner, main.pid)
     ends_at = math.inf  # then the whole group is terminated, and killed a second later
     is_terminated, status = False, None
@@ -230,4 +241,5 @@ _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 if __name__ == "__main__":
     if sys.argv[1] == "clear":
         sys.exit(clear(Path(sys.argv[2])))
-    sys.exit(keep(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]))
+    shared = [] if sys.argv[3] == "None" else [int(sys.argv[3])]
+    sys.exit(keep(Path(sys.argv[1]), float(sys.argv[2]), shared, sys.argv[4:]))

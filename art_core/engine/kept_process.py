@@ -38,6 +38,7 @@ class KeptProcess:
             at a time.
         log: name of its log there.
         grace: seconds that it may take to stop by itself.
+        lent: an open file that it gets, under the number that it has here.
 
     Raises:
         EngineError: another process runs a program in `folder`, or this is Windows.
@@ -52,6 +53,7 @@ class KeptProcess:
         folder: Path,
         log: str,
         grace: float,
+        lent: int | None = None,
     ) -> None:
         check_platform()
         self._record = folder.resolve() / "process.json"
@@ -64,8 +66,9 @@ class KeptProcess:
         self._line = threading.Lock()  # to the keeper; its number is another file's once closed
         with self.log.open("ab") as out:
             self._keeper = subprocess.Popen(
-                [*_keeper(), str(self._record), str(grace), *command],
+                [*_keeper(), str(self._record), str(grace), str(lent), *command],
                 bufsize=0,
+                pass_fds=() if lent is None else (lent,),
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -136,9 +139,9 @@ def clear_leftovers(record: Path) -> None:
     )
     if done.returncode == IN_USE:
         raise EngineError(
-            "an engine runs there already",
+            "a program runs there already",
             got=str(record.parent),
-            expected="a folder for each engine",
+            expected="a folder for each engine and each trainer",
             fix="Stop the other one, or choose another folder.",
         )
 

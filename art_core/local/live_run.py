@@ -1,4 +1,4 @@
-"""A registered model whose steps are made here: its adapter in the module, its trainer, its folder.
+"""A registered model whose steps are made here: its adapter on the bench, its folder, its steps.
 
 In: groups or conversations to learn from. Out: a step learned, saved, and only then served; and
 what was played, kept. The order of a step is its safety: hold calls, train, save the checkpoint,
@@ -25,26 +25,20 @@ from art_core.batch.rendered import render_missing_prompts
 from art_core.batch.sample import Sample
 from art_core.batch.select import Selection, select
 from art_core.batch.supervised import Written, written_samples
-from art_core.bookmarks import Bookmark, read_bookmarks, write_bookmarks
+from art_core.bookmarks import Bookmark, read_bookmarks
 from art_core.config import TrainConfig, TrainSFTConfig
 from art_core.drift import drifts
 from art_core.engine.base import AdapterRef, Tokenizer
 from art_core.errors import NonFiniteStep, TrainingError
 from art_core.join import join_records
-from art_core.local.foretold import foretell, held_beside
 from art_core.local.served_base import ServedBase
 from art_core.model import TrainableModel
-from art_core.nn.lora import LoraModel
 from art_core.progress import progress
 from art_core.rundir import RunDir
 from art_core.runlog import log_step, summarize
 from art_core.step_times import gather_seconds, told
-from art_core.training.canary import watch_canary
-from art_core.training.out_of_memory import is_out_of_memory
 from art_core.training.phases import Phases
-from art_core.training.sft import supervised_loss, train_supervised
-from art_core.training.trainer import Trainer
-from art_core.training.watch import OnProgress
+from art_core.training.requests import Learned, Lesson, Opening, Question
 from art_core.trajectories import Trajectory, TrajectoryGroup
 from art_core.trajectory_files import write_trajectories
 
@@ -61,10 +55,11 @@ class LiveRun:
     model: TrainableModel
     folder: RunDir
     base: ServedBase
-    trainer: Trainer
     adapter: str
     """Name of its live adapter in the module."""
     step: int
+    running: float
+    """The running baseline of that step; see `TrainConfig.baseline`."""
     bookmarks: dict[str, dict[str, Any]]
     """As that step has them, or the next one will."""
     show_progress: bool
@@ -98,32 +93,20 @@ class LiveRun:
         settings = model.art_config
         found = await asyncio.to_thread(checkpoints.latest, folder)
         places = await asyncio.to_thread(read_bookmarks, found.path) if found else {}
-
-        def load(module: LoraModel) -> tuple[Trainer, int]:
-            module.create_adapter(adapter, settings.lora, seed=settings.seed)
-            try:
-                trainer = Trainer(
-                    module,
-                    adapter,
-                    seed=settings.seed,
-                    optimizer=settings.trainer.optimizer,
-                    held=held_beside(module, base.bench.cached),
-                )
-                step = 0
-                if found is None:
-                    checkpoints.save(folder, 0, trainer.save)
-                else:
-                    trainer.load(found.path)
-                    step = found.step
-            except BaseException:
-                module.drop_adapter(adapter)
-                raise
-            base.bench.adopt(AdapterRef(model.name, step), adapter)
-            foretell(trainer, gives_way=base.bench.gives_way)
-            return trainer, step
-
-        trainer, step = await base.bench.aside(load)
-        run = cls(model, folder, base, trainer, adapter, step, places, show_progress, on_progress)
+        step = found.step if found else 0
+        opening = Opening(
+            adapter=adapter,
+            lora=settings.lora,
+            seed=settings.seed,
+            optimizer=settings.trainer.optimizer,
+            checkpoints=folder.checkpoints,
+            checkpoint=found.path if found else None,
+            gives_way=base.bench.gives_way,
+        )
+        opened = await base.bench.open(opening, AdapterRef(model.name, step))
+        run = cls(
+            model, folder, base, adapter, step, opened.running, places, show_progress, on_progress
+        )
         for saved in checkpoints.steps(folder):
             if saved <= step:
                 await run._serve(saved)
@@ -151,9 +134,9 @@ class LiveRun:
             model=self.model.name,
             step=self.step,
             config=config,
-            vocab_size=self.base.model.vocab_size,
-            context_length=self.base.model.context_length,
-            running=self.trainer.running,
+            vocab_size=self.base.bench.loaded.vocab_size,
+            context_length=self.base.bench.loaded.context_length,
+            running=self.running,
         )
 
     async def train_sft(
@@ -185,9 +168,7 @@ class LiveRun:
     async def sft_loss(self, trajectories: Sequence[Trajectory], config: TrainSFTConfig) -> float:
         """As `Backend.sft_loss`."""
         written = await self._written(trajectories, config)
-        return await self.base.bench.aside(
-            lambda module: supervised_loss(module, self.adapter, written.samples, config)
-        )
+        return await self.base.bench.loss(Question(self.adapter, written.samples, config))
 
     async def join(self, trajectories: Sequence[Trajectory]) -> None:
         """As `Backend.join`; prompts that a server sent no ids of are rendered."""
@@ -278,16 +259,14 @@ class LiveRun:
         self, selection: Selection, config: TrainConfig, reference: Path | None
     ) -> TrainResult:
         rate = config.learning_rate * selection.share**config.trained_share_power
-        config = config.model_copy(update={"learning_rate": rate})
-
-        def train(tell: OnProgress) -> dict[str, float]:
-            metrics = self.trainer.step(
-                selection.samples, config, reference=reference, on_progress=tell
-            )
-            self.trainer.running = selection.running
-            return {**metrics, "groups_trained": selection.groups, "learning_rate": rate}
-
-        return await self._learn(train, selection.samples, skipped=tuple(selection.skipped))
+        lesson = self._lesson(
+            [selection.samples],
+            config.model_copy(update={"learning_rate": rate}),
+            reference=reference,
+            running=selection.running,
+        )
+        figures = {"groups_trained": selection.groups, "learning_rate": rate}
+        return await self._learn(lesson, figures, skipped=tuple(selection.skipped))
 
     async def _step_sft(self, written: Written, config: TrainSFTConfig) -> TrainResult:
         """Learn from what was written, keep the figures."""
@@ -297,15 +276,11 @@ class LiveRun:
             _log.info("trajectory %d is not trained: %s", row, why)
         for text, number in written.warnings.items():
             _log.warning("ignored: %s (%d times)", text, number)
-
-        def train(tell: OnProgress) -> dict[str, float]:
-            metrics = train_supervised(self.trainer, batches, config, on_progress=tell)
-            return {**metrics, **written.figures}
-
         skipped = tuple(Skipped(row, why, 1) for row, why in written.left_out.items())
-        samples = [sample for batch in batches for sample in batch]
         result = await self._or_skipped(
-            self._learn(train, samples, skipped=skipped), config.max_nonfinite_steps, skipped
+            self._learn(self._lesson(batches, config), written.figures, skipped=skipped),
+            config.max_nonfinite_steps,
+            skipped,
         )
         figures = {**result.metrics, **_outcome(result)}
         await asyncio.to_thread(log_step, self.folder, "sft", before, (), figures)
@@ -326,77 +301,69 @@ class LiveRun:
             too_long=config.too_long,
         )
 
-    async def _learn(
+    def _lesson(
         self,
-        train: Callable[[OnProgress], dict[str, float]],
-        samples: Sequence[Sample],
+        batches: Sequence[Sequence[Sample]],
+        config: TrainConfig | TrainSFTConfig,
         *,
-        skipped: tuple[Skipped, ...],
+        reference: Path | None = None,
+        running: float | None = None,
+    ) -> Lesson:
+        """The next step."""
+        bench = self.base.bench
+        return Lesson(
+            adapter=self.adapter,
+            step=self.step + 1,
+            checkpoints=self.folder.checkpoints,
+            batches=batches,
+            config=config,
+            reference=reference,
+            running=running,
+            bookmarks=_marked(self.bookmarks, self._bookmark),
+            probe_within=self.base.engine.context_length if bench.wants_probe else None,
+        )
+
+    async def _learn(
+        self, lesson: Lesson, figures: dict[str, float], *, skipped: tuple[Skipped, ...]
     ) -> TrainResult:
         """Train, save, serve.
 
         Args:
-            train: runs on the module's own thread; what it changes is undone if it raises.
-            samples: what it learns from.
+            figures: to be among the step's.
         """
-        step = self.step + 1
-        begun = ended = time.perf_counter()
-        stop, phases = self._stop, Phases()
-        places = _marked(self.bookmarks, self._bookmark)
-
-        def save(folder: Path) -> None:
-            self.trainer.save(folder)
-            write_bookmarks(folder, places)
-
-        def learn(module: LoraModel) -> tuple[dict[str, float], Path, Probe | None]:
-            nonlocal ended
-            phases.add("wait", time.perf_counter() - begun)
-            watched = samples if self.base.bench.wants_probe else ()
-            with (
-                self.trainer.undone_on_error(),
-                progress("train", shown=self.show_progress) as bar,
-            ):
-
-                def tell(done: int, total: int) -> None:
-                    if stop.is_set():
-                        raise TrainingError(
-                            "the step was stopped before its end",
-                            fix="Nothing has changed; the same groups can be trained again.",
-                        )
-                    bar.show(done, total, "positions")
-                    if self.on_progress is not None:
-                        self.on_progress(self.model, done, total)
-
-                with phases.of("canary"):
-                    longest = self.base.engine.context_length
-                    canary = watch_canary(module, self.adapter, watched, longest=longest)
-                metrics = train(tell)
-                with phases.of("save"):
-                    path = checkpoints.save(self.folder, step, save)
-                done = int(metrics["tokens_computed"])
-                bar.show(done, done, told(metrics | phases.figures()))
-            self.base.bench.adopt(AdapterRef(self.model.name, step), self.adapter)
-            self.step, self.bookmarks = step, places
-            with phases.of("canary"):
-                probe = _probe(canary, step)
-            ended = time.perf_counter()
-            return metrics, path, probe
-
+        begun, phases = time.perf_counter(), Phases()
         self.base.service.gate.hold()
         try:
-            metrics, path, probe = await self.base.bench.exclusive(learn)
-            phases.add("wake", time.perf_counter() - ended)
+            learned = await self._learned(lesson)
+            self.step, self.bookmarks = lesson.step, dict(lesson.bookmarks)
+            self.running = self.running if lesson.running is None else lesson.running
+            metrics = {**learned.metrics, **figures}
             with phases.of("swap"):
-                metrics |= await self._serve(step, probe)
+                metrics |= await self._serve(self.step, learned.probe)
         finally:
             self.base.service.gate.release()
         return TrainResult(
-            step=step,
+            step=self.step,
             trained=True,
             metrics={**metrics, **phases.figures(), "step_seconds": time.perf_counter() - begun},
             skipped=skipped,
-            checkpoint_path=str(path),
+            checkpoint_path=str(learned.path),
         )
+
+    async def _learned(self, lesson: Lesson) -> Learned:
+        """Train and save, and show how far it is."""
+        ref = AdapterRef(self.model.name, lesson.step)
+        with progress("train", shown=self.show_progress) as bar:
+
+            def tell(done: int, total: int) -> None:
+                bar.show(done, total, "positions")
+                if self.on_progress is not None:
+                    self.on_progress(self.model, done, total)
+
+            learned = await self.base.bench.learn(lesson, ref, tell, self._stop)
+            done = int(learned.metrics["tokens_computed"])
+            bar.show(done, done, told(learned.metrics))
+            return learned
 
     async def _serve(self, step: int, probe: Probe | None = None) -> dict[str, float]:
         """Make a saved step answer, once it is proved that it is what answers; figures of that.
@@ -411,17 +378,6 @@ class LiveRun:
         figures = await self.base.bench.prove(AdapterRef(name, step - 1), ref, probe)
         self.base.service.models.publish(name, step, seed=settings.seed, sampling=settings.sampling)
         return figures
-
-
-def _probe(canary: Callable[[], Probe | None], step: int) -> Probe | None:
-    """What proves that `step`, which is saved, answers; want of memory is no reason to lose it."""
-    try:
-        return canary()
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        _log.warning("step %d is served without a proof that it answers: %s", step, error)
-        return None
 
 
 def _drift(groups: Sequence[TrajectoryGroup], tokenizer: Tokenizer) -> dict[str, float]:

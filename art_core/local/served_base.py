@@ -28,9 +28,11 @@ from art_core.engine.vllm_launch import GpuRoom, start_vllm, vllm_settings
 from art_core.errors import ConfigError, RuntimeMissing
 from art_core.local.bench import Bench, EmbeddedBench, OwnBench
 from art_core.local.garbage import search_less_often
-from art_core.nn.lora import LoraModel
+from art_core.local.workbench_apart import WorkbenchApart
 from art_core.nn.memory import keep_freed_memory
 from art_core.records import RecordStore
+from art_core.training.requests import Loading
+from art_core.training.workbench import Workbench, load_module
 
 _log = logging.getLogger(__name__)
 
@@ -43,8 +45,6 @@ class ServedBase:
     """The name it is served under."""
     trainer: TrainerConfig
     """How it was loaded."""
-    model: LoraModel
-    """Owned by the bench; its sizes may be read from anywhere."""
     bench: Bench
     engine: Engine
     service: ChatService
@@ -59,29 +59,33 @@ class ServedBase:
 
         Args:
             listens: False opens no endpoint.
-            folder: where token records are kept, and vLLM has its own files.
+            folder: where token records are kept, and vLLM and the trainer have their own files.
 
         Raises:
             BaseModelError: it is damaged, or of a kind that can't be used.
             ConfigError: the trainer is set to what is not to be had here.
             RuntimeMissing, EngineStartFailed: vLLM is asked for, and is not there or did not start.
+            TrainerDied: the trainer's process ended while it loaded the base model.
         """
         keep_freed_memory()
         search_less_often()
         torch.set_flush_denormal(True)
         store = RecordStore(folder / "records.sqlite")
-        engine: Engine | None = None
         try:
-            model, engine, bench = _make(name, path, folder, config)
+            engine, bench = _make(name, path, folder, config)
+        except BaseException:
+            store.close()
+            raise
+        try:
             keyed = _is_keyed(config.engine, engine)
             service = ChatService(engine, store, ModelRegistry(name), keyed=keyed)
             server = LoopbackServer(create_app(service)).start() if listens else None
         except BaseException:
-            if engine is not None:
-                asyncio.run(engine.close())
+            asyncio.run(engine.close())
+            bench.close()
             store.close()
             raise
-        return cls(name, config.trainer, model, bench, engine, service, server)
+        return cls(name, config.trainer, bench, engine, service, server)
 
     @property
     def base_url(self) -> str:
@@ -95,20 +99,20 @@ class ServedBase:
             if self.server is not None:
                 await asyncio.to_thread(self.server.stop)
         finally:
-            await self.engine.close()
-            await asyncio.to_thread(self.bench.close)
-            self.service.records.close()
+            try:
+                await self.engine.close()
+            finally:
+                await asyncio.to_thread(self.bench.close)
+                self.service.records.close()
 
 
-def _make(
-    name: str, path: Path, folder: Path, config: ModelConfig
-) -> tuple[LoraModel, Engine, Bench]:
-    """The module on its bench, and the engine that answers."""
+def _make(name: str, path: Path, folder: Path, config: ModelConfig) -> tuple[Engine, Bench]:
+    """The engine that answers, and the module on its bench."""
     runtime = _runtime(config.engine)
     if runtime is None:
         _check_needs_no_gpu(config.trainer, "the embedded engine, which computes on a processor")
         return _embedded(name, path, config.engine)
-    return _vllm(name, path, folder / "vllm", config, runtime)
+    return _vllm(name, path, folder, config, runtime)
 
 
 def _check_needs_no_gpu(config: TrainerConfig, got: str) -> None:
@@ -149,7 +153,7 @@ def _runtime(config: EngineConfig) -> VllmRuntime | None:
         return None
 
 
-def _embedded(name: str, path: Path, config: EngineConfig) -> tuple[LoraModel, Engine, Bench]:
+def _embedded(name: str, path: Path, config: EngineConfig) -> tuple[Engine, Bench]:
     if torch.cuda.is_available():
         _log.warning(
             "%s is served and trained on the CPU though there is a GPU: the embedded engine has no "
@@ -157,9 +161,10 @@ def _embedded(name: str, path: Path, config: EngineConfig) -> tuple[LoraModel, E
             name,
         )
     tokenizer = _tokenizer(path, config)  # first: what is wrong with it is seen at once
-    model = LoraModel.load(path)
+    model = load_module(Loading(path))
+    workbench = Workbench(model, cached=config.cache_tokens)
     engine = EmbeddedEngine(model, tokenizer, base_model=name, config=config)
-    return model, engine, EmbeddedBench(engine, cached=config.cache_tokens)
+    return engine, EmbeddedBench(engine, workbench)
 
 
 def _tokenizer(path: Path, config: EngineConfig) -> HFTokenizer:
@@ -174,8 +179,9 @@ def _tokenizer(path: Path, config: EngineConfig) -> HFTokenizer:
 
 def _vllm(
     name: str, path: Path, folder: Path, config: ModelConfig, runtime: VllmRuntime
-) -> tuple[LoraModel, Engine, Bench]:
-    """The trainer's module first: vLLM takes what it leaves of the GPU."""
+) -> tuple[Engine, Bench]:
+    """The trainer's process first: vLLM takes what its weights leave of the GPU. This process has
+    nothing there."""
     has_gpu = torch.cuda.is_available()
     if not has_gpu and not runtime.is_cpu:
         raise RuntimeMissing(
@@ -188,28 +194,33 @@ def _vllm(
     tokenizer = _tokenizer(path, config.engine)
     if not has_gpu:
         _check_needs_no_gpu(config.trainer, "there is no GPU")
-    model = LoraModel.load(
+    loading = Loading(
         path,
-        dtype=torch.bfloat16 if has_gpu else torch.float32,
-        device="cuda" if has_gpu else "cpu",
+        on_gpu=has_gpu,
         four_bit=config.trainer.load_in_4bit,
         layers=config.trainer.layers,
+        threads=config.engine.threads,
     )
-    settings = vllm_settings(
-        path,
-        config.engine.vllm,
-        rank=config.lora.rank,
-        context_length=model.context_length,
-        room=None if runtime.is_cpu else GpuRoom(*torch.cuda.mem_get_info()),
-    )
-    engine = start_vllm(
-        settings,
-        tokenizer,
-        runtime=runtime,
-        folder=folder,
-        base_model=name,
-        vocab_size=model.vocab_size,
-        progress=_log.info,
-    )
-    bench = OwnBench(model, engine, sleeps=settings.sleep_mode, threads=config.engine.threads)
-    return model, engine, bench
+    workbench = WorkbenchApart(loading, folder / "trainer")
+    loaded = workbench.loaded
+    try:
+        settings = vllm_settings(
+            path,
+            config.engine.vllm,
+            rank=config.lora.rank,
+            context_length=loaded.context_length,
+            room=None if runtime.is_cpu or loaded.gpu is None else GpuRoom(*loaded.gpu),
+        )
+        engine = start_vllm(
+            settings,
+            tokenizer,
+            runtime=runtime,
+            folder=folder / "vllm",
+            base_model=name,
+            vocab_size=loaded.vocab_size,
+            progress=_log.info,
+        )
+    except BaseException:
+        workbench.close()
+        raise
+    return engine, OwnBench(workbench, engine, sleeps=settings.sleep_mode)

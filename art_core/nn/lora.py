@@ -321,6 +321,10 @@ class LoraModel:
         save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
         self.identity.write(folder)
 
+    def numbers_of(self, name: str) -> int:
+        """How many an adapter has."""
+        return sum(p.numel() for _, p in self._named_parameters(name))
+
     def adapter_weights(self, name: str) -> dict[str, Tensor]:
         """The adapter's tensors under peft's file keys, in a fixed order."""
         from peft.utils import get_peft_model_state_dict

@@ -7,7 +7,7 @@ updates, and only where the settings ask for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -88,31 +88,39 @@ def known_rows(
     updates: Sequence[Sequence[Row]],
     config: TrainConfig,
     reference: Path | None,
+    on_row: Callable[[], None] = lambda: None,
 ) -> tuple[list[list[KnownRow]], dict[str, float]]:
     """The rows of each update with what the settings ask for, and figures to log.
 
     Args:
         name: the adapter that is trained.
         reference: folder of the reference's adapter; None: the base model.
+        on_row: called after each row that was computed.
 
     Raises:
         CheckpointError: the reference is no adapter of this base model.
     """
     shaped = bool(config.kl_penalty_coef) and config.kl_penalty in ("advantage", "reward")
     rows = []
+
+    def passed(row: Row) -> tuple[Float, Float]:
+        found = _passed(model, row)
+        on_row()
+        return found
+
     every = shaped or config.old_logprobs == "recomputed" or config.entropy_top_share < 1.0
     with model.acting(name):
         for row in (row for update in updates for row in update):
             now = entropy = None
             if every or (len(updates) > 1 and row.entries.distorted.any()):
-                now, entropy = (column[~row.entries.observed] for column in _passed(model, row))
+                now, entropy = (column[~row.entries.observed] for column in passed(row))
             rows.append(replace(_begun(row, now, config), entropy=entropy))
     if config.entropy_top_share < 1.0:
         rows = _of_high_entropy(rows, config.entropy_top_share)
     figures: dict[str, float] = {}
     if config.kl_penalty_coef:
         with _adapter(model, name, reference) as other, model.acting(other):
-            rows = [replace(row, reference=_passed(model, row.row)[0][row.own]) for row in rows]
+            rows = [replace(row, reference=passed(row.row)[0][row.own]) for row in rows]
     if shaped:
         rows, figures = _with_kl(rows, config)
     following = iter(rows)

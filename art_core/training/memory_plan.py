@@ -7,7 +7,7 @@ the estimate that the doctor gives too (readiness/step_memory.py). Left out: wha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -159,7 +159,8 @@ class Planner:
     Args:
         trained: numbers of the adapter.
         moments: bytes of the optimizer's state of each.
-        held: bytes of what else this process keeps on the device while a step is computed.
+        held: says, in bytes, what else this process keeps in a processor's memory while a step is
+            computed; on a GPU it is looked up.
     """
 
     def __init__(
@@ -168,11 +169,11 @@ class Planner:
         *,
         trained: int,
         moments: int = MOMENTS,
-        held: Mapping[str, int] | None = None,
+        held: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self._model = model
         self._trained, self._moments = trained, moments
-        self._held = held or {}
+        self._held = held
         try:
             self._shape: Shape | None = shape_of(model.config.to_dict())
         except BaseModelError:  # of a kind that no estimate is known for
@@ -194,7 +195,7 @@ class Planner:
             four_bit=self._model.has_four_bits,
             copied=self._model.copied_bytes,
         )
-        beside = self._others(step) if on_gpu else self._held
+        beside = self._others(step) if on_gpu else self._held()
         return MemoryPlan(
             self._shape,
             replace(step, held=beside),

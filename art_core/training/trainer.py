@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -61,7 +61,7 @@ class Trainer:
     Args:
         seed: of the order in which trajectories are dealt to minibatches.
         optimizer: see `TrainerConfig.optimizer`.
-        held: bytes of what else is in this process while a step is computed, by what they are for.
+        held: as in `Planner`.
 
     Raises:
         ConfigError: that optimizer can't be had here.
@@ -74,7 +74,7 @@ class Trainer:
         *,
         seed: int,
         optimizer: Kind = "adamw",
-        held: Mapping[str, int] | None = None,
+        held: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self._model = model
         self._name = name
@@ -173,7 +173,9 @@ class Trainer:
         watch: Watch,
     ) -> dict[str, float]:
         with watch.phases.of("known logprobs"):
-            known, figures = known_rows(self._model, self._name, updates, config, reference)
+            known, figures = known_rows(
+                self._model, self._name, updates, config, reference, watch.tell
+            )
         with self.training():
             each = [self._update(rows, config, watch) for rows in known]
         return {

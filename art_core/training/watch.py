@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from art_core.batch.forest import Row
+from art_core.errors import TrainingError
 from art_core.training.phases import Phases
 
 OnProgress = Callable[[int, int], None]
@@ -47,8 +48,20 @@ class Watch:
     def end(self, row: Row) -> None:
         self.done += len(row)
         self.fitted = max(self.fitted, len(row))
+        self.tell()
+
+    def tell(self) -> None:
+        """Say how far it is; also where that is as far as before, so that it can be stopped."""
         if self.on_progress is not None:
             self.on_progress(self.done, self.total)
+
+
+def stopped() -> TrainingError:
+    """What a step ends with that was asked to stop."""
+    return TrainingError(
+        "the step was stopped before its end",
+        fix="Nothing has changed; the same groups can be trained again.",
+    )
 
 
 Work = Callable[[Watch, int], dict[str, float]]

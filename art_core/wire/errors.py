@@ -25,6 +25,7 @@ _FIELDS: tuple[tuple[type[ARTError], str, tuple[type, ...], object], ...] = (
     (errors.NonFiniteStep, "tensor", (str,), ""),
     (errors.EngineStartFailed, "tail", (str,), ""),
     (errors.EngineDied, "tail", (str,), ""),
+    (errors.TrainerDied, "tail", (str,), ""),
     (errors.UnknownRecords, "ids", (list,), ()),
     (errors.ServerError, "status", (int,), None),
     (errors.ServerBusy, "retry_after", (int, float), None),

@@ -32,6 +32,6 @@ def test_without_a_row_a_block_keeps_its_own_way(tiny_llama: Path) -> None:
 def test_a_kind_of_block_may_be_replaced_in_two_ways() -> None:
     """Two base models in one process, of which one has Unsloth's layers."""
     first, second = (attending(refuses, refuses) for _ in range(2))
-    kinds = [_subclass(torch.nn.Linear, forward) for forward in (first, second, first)]
+    kinds: list[Any] = [_subclass(torch.nn.Linear, way) for way in (first, second, first)]
     assert [kind.forward for kind in kinds] == [first, second, first]
     assert kinds[0] is kinds[2]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import mmap
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from art_core.config import TrainConfig
+from art_core.config import LoraSettings, TrainConfig
 from art_core.errors import NotEnoughMemory
 from art_core.nn.keeping import drops_out
 from art_core.nn.lora import LoraModel
@@ -21,7 +22,9 @@ from art_core.readiness.step_memory import Step
 from art_core.training import attempt, memory_plan
 from art_core.training.memory_peak import MemoryPeak, Room, room_on
 from art_core.training.memory_plan import MemoryPlan, Planner
+from art_core.training.requests import Lesson, Opening
 from art_core.training.trainer import Trainer
+from art_core.training.workbench import Workbench
 from tests.core.samples import policy_calls
 from tests.core.tiny_policy import NAME, same_bits, tiny_policy, weights
 from tests.readiness.models import shape
@@ -167,7 +170,7 @@ def test_files_in_memory_are_counted_once(tmp_path: Path) -> None:
 def test_a_step_tells_what_it_planned_and_took(
     tiny_llama: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trainer = Trainer(tiny_policy(tiny_llama), NAME, seed=0, held={"the engine": GIB})
+    trainer = Trainer(tiny_policy(tiny_llama), NAME, seed=0, held=lambda: {"the engine": GIB})
     with caplog.at_level(logging.INFO, logger=attempt.__name__):
         figures = trainer.step(policy_calls(), CONFIG)
         trainer.step(policy_calls(1), CONFIG)
@@ -180,6 +183,48 @@ def test_a_step_tells_what_it_planned_and_took(
     assert figures["memory/peak_gib"] > 0
 
 
+def test_what_a_process_has_beside_is_not_free(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second base model with its copy and its engine's keys and values, an adapter that is
+    trained beside, with its moments, and one that only answers; gone when they are.
+    """
+    planned: list[dict[str, int]] = []
+    plan = Planner.plan
+
+    def kept(self: Planner, row: int, updates: int) -> MemoryPlan | None:
+        found = plan(self, row, updates)
+        assert found is not None
+        planned.append(dict(found.step.held or {}))
+        return found
+
+    monkeypatch.setattr(Planner, "plan", kept)
+    module, other = (LoraModel.load(tiny_llama) for _ in range(2))
+    bench, second = Workbench(module, cached=100), Workbench(other, cached=1000)
+    for name in ("first", "beside"):
+        folder = tmp_path / name
+        bench.open(Opening(name, LoraSettings(rank=4), 0, "adamw", folder, None))
+    module.load_adapter("old", tmp_path / "first" / "0000")
+    numbers = module.numbers_of("first")
+    pair = 2 * 2 * 2 * 8 * 4  # keys and values, layers, heads, their width, bytes
+    bench.learn(lesson("first", tmp_path), lambda done, total: None, threading.Event())
+    assert planned[-1] == {
+        "keys and values": 1100 * pair,
+        "the program": GIB // 2,
+        "other base models": module.base_bytes + module.copied_bytes,
+        "other adapters": numbers * (4 + 8) + numbers * 4,
+    }
+    second.close()
+    bench.open(Opening("third", LoraSettings(rank=4), 0, "adamw", tmp_path / "third", None))
+    assert "other base models" not in planned[-1]
+    assert planned[-1]["keys and values"] == 100 * pair
+    bench.close()
+
+
+def lesson(adapter: str, folder: Path) -> Lesson:
+    return Lesson(adapter, 1, folder / adapter, [policy_calls()], CONFIG)
+
+
 def test_a_step_that_cannot_fit_is_refused_before_anything_is_computed(
     tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,7 +233,7 @@ def test_a_step_that_cannot_fit_is_refused_before_anything_is_computed(
     """
     monkeypatch.setattr(memory_plan, "room_on", lambda device: Room("this machine", GIB, GIB // 2))
     model = tiny_policy(tiny_llama)
-    trainer = Trainer(model, NAME, seed=0, held={"keys and values": GIB})
+    trainer = Trainer(model, NAME, seed=0, held=lambda: {"keys and values": GIB})
     before = weights(model)
     with pytest.raises(NotEnoughMemory, match=r"cache_tokens") as caught:
         trainer.step(policy_calls(), CONFIG)

@@ -12,11 +12,10 @@ import torch
 
 import art_core as art
 from art_core.errors import CheckpointError, NotEnoughMemory, TrainingError
-from art_core.local import live_run
 from art_core.metrics import MetricsLog
 from art_core.readiness.memory import GIB
 from art_core.step_times import times_of
-from art_core.training import memory_plan
+from art_core.training import memory_plan, workbench
 from art_core.training.memory_peak import Room
 from art_core.training.trainer import Trainer
 from tests.core.small_run import CONFIG, play, run_folder, say, small_model
@@ -64,7 +63,7 @@ async def test_an_error_in_a_step_is_delivered_and_serving_goes_on(
     groups = await play(model, (1, 0, 0, 1))
     with monkeypatch.context() as broken:
         if where == "canary":
-            broken.setattr(live_run, "watch_canary", fault)
+            broken.setattr(workbench, "watch_canary", fault)
         else:
             broken.setattr(Trainer, where, fault)
         with pytest.raises(CheckpointError if where == "save" else told):
@@ -82,7 +81,7 @@ async def test_a_saved_step_is_served_though_its_proof_finds_no_memory(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     groups = await play(model, (1, 0, 0, 1))
-    monkeypatch.setattr(live_run, "watch_canary", lambda *_, **__: out_of_memory)
+    monkeypatch.setattr(workbench, "watch_canary", lambda *_, **__: out_of_memory)
     result = await model.train(groups, CONFIG)
     assert (result.trained, await model.get_step()) == (True, 1)
     await say(model, name="agent@1")

@@ -382,5 +382,5 @@ def test_a_damaged_record_is_put_aside(tmp_path: Path) -> None:
 def test_two_at_once_need_two_folders(tmp_path: Path) -> None:
     with supervised(tmp_path), supervised(tmp_path / "other") as other:
         assert other.state == "ready"
-        with pytest.raises(EngineError, match="an engine runs there already"):
+        with pytest.raises(EngineError, match="a program runs there already"):
             supervised(tmp_path).start()

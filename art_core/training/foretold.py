@@ -1,6 +1,6 @@
 """What is said of a run's memory when its model is registered, before anything is played.
 
-In: the module and the trainer. Out: the plan of a step of the usual size, in the log. The plan of a
+In: the trainer. Out: the plan of a step of the usual size, in the log. The plan of a
 step itself, and its refusal, come with the step (training/attempt.py).
 """
 
@@ -10,27 +10,9 @@ import logging
 from dataclasses import replace
 
 from art_core.config import TrainConfig
-from art_core.errors import BaseModelError
-from art_core.nn.lora import LoraModel
-from art_core.readiness.memory import embedded_engine
-from art_core.readiness.shape import shape_of
 from art_core.training.trainer import Trainer
 
 _log = logging.getLogger(__name__)
-
-
-def held_beside(module: LoraModel, cached: int) -> dict[str, int]:
-    """Bytes that this process keeps on a processor beside a step; on a GPU they are looked up.
-
-    Args:
-        cached: positions of keys and values that the engine may keep in this process.
-    """
-    if module.device.type == "cuda":
-        return {}
-    try:
-        return embedded_engine(shape_of(module.config.to_dict()), cached)
-    except BaseModelError:  # no estimate is known for such a model
-        return {}
 
 
 def foretell(trainer: Trainer, *, gives_way: bool) -> None:
