@@ -158,12 +158,11 @@ class LiveRun:
             CheckpointError: it does not fit this model; nothing has changed.
         """
         self._stop, self._bookmark = threading.Event(), None
-
-        def load(tell: OnProgress) -> dict[str, float]:
-            self.trainer.load(adapter)
-            return {"tokens_computed": 0.0}
-
-        return await _to_its_end(asyncio.create_task(self._learn(load, (), skipped=())), self._stop)
+        lesson = replace(
+            self._lesson((), TrainConfig(), running=self.running), adopted=Path(adapter)
+        )
+        step = asyncio.create_task(self._learn(lesson, {}, skipped=()))
+        return await _to_its_end(step, self._stop)
 
     async def sft_loss(self, trajectories: Sequence[Trajectory], config: TrainSFTConfig) -> float:
         """As `Backend.sft_loss`."""
