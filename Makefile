@@ -36,6 +36,7 @@ lint: $(DEV)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports
+	! test -x $(BIN)/hadolint || $(BIN)/hadolint docs/Dockerfile
 	$(BIN)/mypy
 
 format: $(DEV)

@@ -24,7 +24,7 @@ class Inference:
 
     base_url: str
     """OpenAI-compatible, ends in "/v1"."""
-    api_key: str
+    api_key: str = field(repr=False)
     model_name: str
     """Served name of the latest step; "name@N" pins one."""
 

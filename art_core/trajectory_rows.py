@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from pydantic_core import to_jsonable_python
 
 from art_core.calls import ModelCall, Origin, Sampling
-from art_core.errors import ARTError, RolloutFailure
+from art_core.errors import ARTError, RewardError, RolloutFailure
 from art_core.json_forms import described, packed, plain, unpacked
 from art_core.metrics import spell
 from art_core.trajectories import History, Trajectory, TrajectoryGroup, number_of
@@ -35,11 +35,22 @@ TOKENS = ("prompt_ids", "sampled_ids", "logprobs")
 
 
 def reward_of(trajectory: Trajectory) -> float | None:
-    """The reward as a float, infinite beyond what one can hold; None: it is not set."""
+    """The reward as a float, infinite beyond what one can hold; None: it is not set.
+
+    Raises:
+        RewardError: it is no number.
+    """
     if trajectory.reward is None:
         return None
     number = number_of(trajectory.reward)
-    return float(trajectory.reward) if number is None else number
+    if number is None:
+        raise RewardError(
+            "reward of a trajectory",
+            got=trajectory.reward,
+            expected="a number, or None",
+            fix="Set traj.reward before training or logging.",
+        )
+    return number
 
 
 # --- groups to rows ------------------------------------------------------------------------------

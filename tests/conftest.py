@@ -18,7 +18,11 @@ from art_core.engine.runtime import VllmRuntime, find_runtime
 from art_core.errors import BaseModelError, RuntimeMissing
 
 # Several folders derive from these.
-pytest.register_assert_rewrite("tests.engine.conformance", "tests.core.policy_conformance")
+pytest.register_assert_rewrite(
+    "tests.engine.conformance",
+    "tests.core.policy_conformance",
+    "tests.conformance.backend_conformance",
+)
 
 ALLOWED_REASON = "not on this platform"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-import tarfile
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
@@ -19,17 +19,19 @@ from pydantic import BaseModel, ValidationError
 from art_core.backend import Inference, TrainResult
 from art_core.bookmarks import Bookmark
 from art_core.client.http import Http
-from art_core.client.jobs import followed
+from art_core.client.jobs import cancelled_by_key, followed
 from art_core.client.kept_log import keep
 from art_core.config import TrainConfig, TrainSFTConfig, environment
-from art_core.errors import BadAnswer, ServerError, WireMismatch
+from art_core.errors import ARTError, BadAnswer, ServerError, WireMismatch
 from art_core.model import TrainableModel
 from art_core.progress import progress
 from art_core.trajectories import Trajectory, TrajectoryGroup
 from art_core.wire import protocol as wire
+from art_core.wire.adapter_tar import tar_of, unpack
 from art_core.wire.payload import Payload, compressed, read_payload, write_payload
 from art_core.wire.results import result_from_json, told_figures
 
+_log = logging.getLogger(__name__)
 R = TypeVar("R", bound=BaseModel)
 
 
@@ -45,7 +47,7 @@ class HttpBackend:
         keep_log: write what is logged into the model's run folder on this side too.
 
     Raises:
-        ConfigError: `url` is none of a server.
+        ConfigError: `url` is none of a server, or `api_key` can't be sent.
     """
 
     def __init__(
@@ -58,8 +60,7 @@ class HttpBackend:
         keep_log: bool = True,
     ) -> None:
         self._keep_log = keep_log
-        self._api_key = api_key or environment().api_key
-        self._http = Http(url, self._api_key)
+        self._http = Http(url, api_key or environment().api_key)
         self._by_record = send == "records"
         self._show_progress = show_progress
         self._is_known = False
@@ -94,13 +95,14 @@ class HttpBackend:
             content=asked.model_dump(mode="json"),
             headers={wire.KEY_HEADER: wire.new_key()},
         )
-        told = response.json()
         if response.status_code == 202:
-            told = await self._followed(_read(wire.JobAnswer, response.content).job, "load")
-        known = _as(wire.Registered, told)
+            job = _read(wire.JobAnswer, response.content).job
+            known = _as(wire.Registered, await self._followed(job, "load"))
+        else:
+            known = _read(wire.Registered, response.content)
         return Inference(
             base_url=self._http.url + known.base_path,
-            api_key=self._api_key or "none",
+            api_key=self._http.key or "none",
             model_name=known.model_name,
         )
 
@@ -227,14 +229,52 @@ class HttpBackend:
         """Fetch the adapter of a step, in peft's form, into `folder`, which is made if missing.
 
         Raises:
-            CheckpointError: there is no such step.
-            BadAnswer: what came is cut, or no adapter.
+            CheckpointError: there is no such step, or what came is cut.
         """
         target = Path(folder)
         path = wire.path(wire.CHECKPOINT, project=model.project, name=model.name, step=step)
         response = await self._http.ask("GET", path)
-        await asyncio.to_thread(_unpack, response.content, target)
+        await asyncio.to_thread(unpack, io.BytesIO(response.content), target)
         return target
+
+    async def adopt(self, model: TrainableModel, adapter: str | Path) -> TrainResult:
+        """As `LocalBackend.adopt`: the adapter in a folder here is sent, and becomes the next step.
+
+        Raises:
+            CheckpointError: it is no adapter for this model; nothing has changed.
+        """
+        folder = Path(adapter)
+        response = await self._http.ask(
+            "PUT",
+            _path(wire.CHECKPOINTS, model),
+            headers={"content-type": wire.TAR, wire.KEY_HEADER: wire.new_key()},
+            body=lambda: tar_of(folder),
+        )
+        job = _read(wire.JobAnswer, response.content).job
+        return result_from_json(await self._followed(job, "upload"))
+
+    async def fork(
+        self,
+        model: TrainableModel,
+        from_name: str,
+        *,
+        from_project: str | None = None,
+        step: int | None = None,
+    ) -> TrainResult:
+        """As `LocalBackend.fork`, among the server's models.
+
+        Raises:
+            CheckpointError: there is no such step, or it does not fit; nothing has changed.
+        """
+        asked = wire.ForkRequest(from_name=from_name, from_project=from_project, step=step)
+        response = await self._http.ask(
+            "POST",
+            _path(wire.FORK, model),
+            content=asked.model_dump(mode="json"),
+            headers={wire.KEY_HEADER: wire.new_key()},
+        )
+        job = _read(wire.JobAnswer, response.content).job
+        return result_from_json(await self._followed(job, "fork"))
 
     async def jobs(self, model: TrainableModel) -> list[wire.Job]:
         """What the server was asked to do with a model, the oldest first."""
@@ -281,8 +321,13 @@ class HttpBackend:
         groups: Sequence[TrajectoryGroup],
         metrics: dict[str, Any] | None,
     ) -> None:
-        if self._keep_log:
+        """What is kept here is a copy: where it can't be, that is told, and no more."""
+        if not self._keep_log:
+            return
+        try:
             await asyncio.to_thread(keep, model, split, step, groups, metrics)
+        except ARTError as error:
+            _log.warning("step %d is logged by the server alone: %s", step, error)
 
     async def _job(
         self,
@@ -304,12 +349,16 @@ class HttpBackend:
         groups: Iterable[TrajectoryGroup],
     ) -> wire.Job:
         key = wire.new_key()  # outside the loop that repeats: a reply that was lost is found again
-        response = await self._http.ask(
-            "POST",
-            _path(template, model),
-            headers={**_HEADERS, wire.KEY_HEADER: key},
-            body=self._body(kind, asked, groups),
-        )
+        try:
+            response = await self._http.ask(
+                "POST",
+                _path(template, model),
+                headers={**_HEADERS, wire.KEY_HEADER: key},
+                body=self._body(kind, asked, groups),
+            )
+        except asyncio.CancelledError:
+            await asyncio.shield(cancelled_by_key(self._http, key))
+            raise
         return _read(wire.JobAnswer, response.content).job
 
     async def _followed(self, job: wire.Job, what: str) -> dict[str, Any]:
@@ -369,19 +418,3 @@ def _bad(kind: type[BaseModel], raw: bytes) -> ServerError:
         got=raw[:200].decode("utf-8", "replace"),
         fix="Check the URL: another program may answer there.",
     )
-
-
-def _unpack(raw: bytes, folder: Path) -> None:
-    """The plain files of a tar, by their last names alone."""
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with tarfile.open(fileobj=io.BytesIO(raw)) as archive:
-            members = [m for m in archive.getmembers() if m.isfile() and "/" not in m.name]
-            for member in members:
-                source = archive.extractfile(member)
-                assert source is not None
-                (folder / member.name).write_bytes(source.read())
-    except tarfile.TarError as error:
-        raise BadAnswer(f"the checkpoint that came can't be unpacked ({error})") from error
-    if not (folder / "adapter_config.json").exists():
-        raise BadAnswer("the checkpoint that came has no adapter_config.json")

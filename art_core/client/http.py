@@ -10,15 +10,19 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import random
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, suppress
+from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 import httpx2
 
+from art_core.connections import is_loopback
 from art_core.errors import (
     ARTError,
     BadAnswer,
@@ -39,7 +43,9 @@ _ATTEMPTS = 8
 _FIRST_WAIT, _LONGEST_WAIT = 0.25, 15.0
 """Seconds between attempts; each wait is twice the one before, and drawn from its upper half."""
 _TIMEOUT = httpx2.Timeout(60.0, connect=10.0)
-_PASSING = (502, 503, 504)
+_LONGEST_ASKED = 60.0
+"""Seconds that a server may ask to wait; it is an error if it asks for more."""
+_PASSING = (500, 502, 504)
 """A proxy's word that the server is away for a moment."""
 _MAX_FAULT = 2**20
 Body = Callable[[], Iterable[bytes]]
@@ -54,20 +60,14 @@ class Http:
         api_key: None sends none.
 
     Raises:
-        ConfigError: `url` is none of a server.
+        ConfigError: `url` is none of a server, or `api_key` can't be sent.
     """
 
     def __init__(self, url: str, api_key: str | None) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
-            raise ConfigError(
-                "the URL of a server",
-                got=url,
-                expected='such as "http://gpu-box:7999"',
-                fix="Give what `art-langgraph serve` prints.",
-            )
+        host = _host(url)
         self.url = url.rstrip("/").removesuffix("/v1")
-        self._key = api_key
+        self._is_loopback = is_loopback(host)
+        self.key = None if api_key is None else _checked(api_key)
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx2.AsyncClient] = (
             WeakKeyDictionary()
         )
@@ -109,7 +109,7 @@ class Http:
                 if attempt == _ATTEMPTS - 1 or not repeats:
                     raise
                 if isinstance(error, ServerBusy) and error.retry_after is not None:
-                    wait = max(wait, min(error.retry_after, 60.0))
+                    wait = _asked_for(error, error.retry_after)
                 _log.info("%s %s is sent again in %.1f s: %s", method, path, wait, error)
                 await asyncio.sleep(wait)
         raise AssertionError("unreachable")
@@ -144,14 +144,14 @@ class Http:
         body: Body | None = None,
     ) -> AsyncIterator[httpx2.Response]:
         told = {WIRE_HEADER: str(WIRE), **(headers or {})}
-        if self._key is not None:
-            told["authorization"] = f"Bearer {self._key}"
+        if self.key is not None:
+            told["authorization"] = f"Bearer {self.key}"
         pieces = None if body is None else _in_thread(body())
         try:
             async with self._client().stream(
                 method, self.url + path, json=content, params=query, headers=told, content=pieces
             ) as response:
-                if response.status_code >= 400:
+                if not response.is_success:
                     raise await _fault(response, self.url)
                 yield response
         except httpx2.HTTPError as error:
@@ -164,8 +164,39 @@ class Http:
     def _client(self) -> httpx2.AsyncClient:
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
-            self._clients[loop] = httpx2.AsyncClient(timeout=_TIMEOUT, follow_redirects=False)
+            self._clients[loop] = httpx2.AsyncClient(
+                timeout=_TIMEOUT, follow_redirects=False, trust_env=not self._is_loopback
+            )
         return self._clients[loop]
+
+
+def _host(url: str) -> str:
+    """The host in a server's URL; neither name nor password may stand before it."""
+    try:
+        parts = urlsplit(url)
+        host, is_open = parts.hostname, "@" not in parts.netloc
+        is_whole = parts.scheme in ("http", "https") and not parts.query and parts.port != 0
+    except ValueError:
+        host, is_open, is_whole = None, "@" not in url, False
+    if host and is_whole and is_open:
+        return host
+    raise ConfigError(
+        "the URL of a server",
+        got=url if is_open else "one with a name or a password, which is not shown",
+        expected='such as "http://gpu-box:7999"',
+        fix='Give what `art-langgraph serve` prints, and the key apart: api_key="...".',
+    )
+
+
+def _checked(api_key: str) -> str:
+    """The key without the line end that a file has; an error never shows it."""
+    key = api_key.strip()
+    if not key or not all("!" <= character <= "~" for character in key):
+        raise ConfigError(
+            "the API key of a server is blank, or holds what a header can't",
+            expected="visible ASCII characters",
+        )
+    return key
 
 
 async def _in_thread(chunks: Iterable[bytes]) -> AsyncIterator[bytes]:
@@ -181,6 +212,13 @@ async def _in_thread(chunks: Iterable[bytes]) -> AsyncIterator[bytes]:
 async def _fault(response: httpx2.Response, url: str) -> ARTError:
     """The error that an answer tells of."""
     status = response.status_code
+    if status < 400:
+        return BadAnswer(
+            f"what answers at {url} sends its clients elsewhere: {status}",
+            status=status,
+            got=response.headers.get("location", ""),
+            fix="Give the URL that it leads to: the key is not carried along.",
+        )
     raw = b""
     with suppress(httpx2.HTTPError):
         async for part in response.aiter_bytes():
@@ -192,12 +230,12 @@ async def _fault(response: httpx2.Response, url: str) -> ARTError:
         message = str(told["error"]["message"])
     except (ValueError, KeyError, TypeError, RecursionError):
         told, message = {}, ""
+    if status in (429, 503):
+        return ServerBusy(
+            message or "the server is busy", status=status, retry_after=_after(response.headers)
+        )
     if status in _PASSING and not message:
         return ServerUnreachable(f"the server is away: {status}", status=status, got=url)
-    if status == 429:
-        return ServerBusy(
-            message or "the server is busy", status=status, retry_after=_after(response)
-        )
     if isinstance(told, dict) and "art" in told:
         return error_from_json(told["art"])
     if status == 401:
@@ -217,9 +255,42 @@ async def _fault(response: httpx2.Response, url: str) -> ARTError:
     return kind(message, status=status)
 
 
-def _after(response: httpx2.Response) -> float | None:
-    told = response.headers.get("retry-after", "")
-    return float(told) if told.isascii() and told.isdigit() else None
+def _asked_for(error: ServerBusy, seconds: float) -> float:
+    """The wait before the next attempt.
+
+    Raises:
+        ServerBusy: it is longer than anybody waits.
+    """
+    if seconds > _LONGEST_ASKED:
+        raise ServerBusy(
+            f"the server asks to wait {seconds:.0f} s; {error.what}",
+            status=error.status,
+            retry_after=seconds,
+            expected=f"at most {_LONGEST_ASKED:.0f} s",
+            fix="Try again later.",
+        ) from error
+    return seconds + random.random() * _FIRST_WAIT
+
+
+def _after(headers: httpx2.Headers) -> float | None:
+    """Seconds that the server asks to wait, as a number or a date; None: it does not say."""
+    for name, unit in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
+        told = headers.get(name, "").strip()
+        try:
+            seconds = float(told) / unit
+        except ValueError:
+            seconds = _until(told)
+        if 0.0 <= seconds < math.inf:
+            return seconds
+    return None
+
+
+def _until(date: str) -> float:
+    """Seconds until an HTTP date, 0 if it is over; NaN if it is none."""
+    try:
+        return max(0.0, parsedate_to_datetime(date).timestamp() - time.time())
+    except (ValueError, TypeError, OverflowError):
+        return math.nan
 
 
 def _wait(attempt: int) -> float:

@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from pydantic import ValidationError
@@ -25,6 +25,8 @@ _log = logging.getLogger(__name__)
 _PATIENCE = 900.0
 """Seconds that a server may be away, as one that starts anew and loads its models is."""
 _CANCEL_SECONDS = 60.0
+_PAUSE = 0.5
+"""Seconds between two looks, where a proxy ends the stream of events before the job has."""
 OnProgress = Callable[[wire.Progress], None]
 
 
@@ -53,6 +55,8 @@ async def _ended(http: Http, job: wire.Job, tell: OnProgress) -> dict[str, Any]:
                     tell(event.progress)
             job = await _look(http, job.id)
             seen = time.monotonic()
+            if not job.over:
+                await asyncio.sleep(_PAUSE)
         except ServerUnreachable:
             if time.monotonic() - seen > _PATIENCE:
                 raise
@@ -65,19 +69,47 @@ async def _ended(http: Http, job: wire.Job, tell: OnProgress) -> dict[str, Any]:
     raise error_from_json(job.error)
 
 
-async def _events(http: Http, job_id: str, after: int) -> Any:
+async def _events(http: Http, job_id: str, after: int) -> AsyncIterator[wire.JobEvent]:
     path = wire.path(wire.EVENTS_OF_JOB, id=job_id)
     headers = {wire.LAST_EVENT: str(after)}
     async with http.stream("GET", path, headers=headers) as response:
-        async for line in response.aiter_lines():
-            if line.startswith("data:"):
-                yield _read(wire.JobEvent, line.removeprefix("data:"))
+        async for line in _lines(response.aiter_bytes()):
+            if line.startswith(b"data:"):
+                yield _read(wire.JobEvent, line.removeprefix(b"data:"))
+
+
+async def _lines(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Lines as an event stream has them: a text may hold other separators (U+2028, U+0085)."""
+    held = b""
+    async for part in parts:
+        *whole, held = (held + part).split(b"\n")
+        for line in whole:
+            yield line.rstrip(b"\r")
 
 
 async def _look(http: Http, job_id: str) -> wire.Job:
     response = await http.ask("GET", wire.path(wire.JOB, id=job_id))
     answer: wire.JobAnswer = _read(wire.JobAnswer, response.content)
     return answer.job
+
+
+async def cancelled_by_key(http: Http, key: str) -> None:
+    """Cancel what was asked for with this key, if the server took it before its caller left."""
+    found = wire.Jobs(jobs=())
+    try:
+        async with asyncio.timeout(_CANCEL_SECONDS):
+            for pause in (0.0, _PAUSE):  # it may be about to take it
+                await asyncio.sleep(pause)
+                response = await http.ask("GET", wire.JOBS, query={"key": key})
+                found = _read(wire.Jobs, response.content)
+                if found.jobs:
+                    break
+    except (ServerError, TimeoutError) as error:
+        _log.warning("a request could not be cancelled: %s", error)
+        return
+    for job in found.jobs:
+        if not job.over:
+            await _cancelled(http, job)
 
 
 async def _cancelled(http: Http, job: wire.Job) -> None:
@@ -94,5 +126,5 @@ async def _cancelled(http: Http, job: wire.Job) -> None:
 def _read(kind: Any, text: str | bytes) -> Any:
     try:
         return kind.model_validate(json.loads(text))
-    except (ValueError, ValidationError) as error:
+    except (ValueError, RecursionError, ValidationError) as error:
         raise BadAnswer(f"an answer of the server can't be read ({error})") from error

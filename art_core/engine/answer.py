@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from art_core.engine.base import Delta, Tokenizer
 from art_core.engine.detokenize import StopStrings, StreamDecoder
 from art_core.engine.forms.calls import Event, Thought, ToolCall
 from art_core.errors import EngineError
+
+if TYPE_CHECKING:
+    from art_core.engine.forms.answer_form import AnswerForm
 
 AnswerEnd: TypeAlias = Literal["stop", "length", "tool_calls"]
 
@@ -30,6 +33,8 @@ class Piece:
     calls: list[dict[str, Any]] = field(default_factory=list)
     """Tool calls in OpenAI's shape, with their `index`."""
     finish_reason: AnswerEnd | None = None
+    stopped_by: str | None = None
+    """The stop string that ended the answer; None: none did."""
 
 
 class Answer:
@@ -42,6 +47,7 @@ class Answer:
         tools: those that may be called, in OpenAI's shape; none: calls are text.
         tool_limit: how many tool calls are read, None all; at the limit the answer ends.
         prompt: the end of what is answered, as text: it may have opened a thought.
+        form: how it is read; None: as the base model writes.
     """
 
     def __init__(
@@ -54,12 +60,13 @@ class Answer:
         tools: Sequence[Mapping[str, Any]] = (),
         tool_limit: int | None = None,
         prompt: str = "",
+        form: AnswerForm | None = None,
     ) -> None:
         self.ids: list[int] = []
         self.logprobs: list[float] = []
         self.finish_reason: AnswerEnd | None = None
         self.cached_tokens = 0
-        self._parser = tokenizer.form.parser(tools, limit=tool_limit, prompt=prompt)
+        self._parser = (form or tokenizer.form).parser(tools, limit=tool_limit, prompt=prompt)
         self._decoder = StreamDecoder(tokenizer, shown=self._parser.tokens)
         self._stops = StopStrings(stop)
         self._min_tokens = min_tokens
@@ -115,6 +122,11 @@ class Answer:
         return message
 
     @property
+    def stopped_by(self) -> str | None:
+        """The stop string that ended the answer; None: none did."""
+        return self._stops.matched
+
+    @property
     def _is_ended(self) -> bool:
         return self._stops.matched is not None or self._parser.is_full
 
@@ -137,6 +149,7 @@ class Answer:
         self._add(piece, self._parser.finish())
         is_call = reason == "stop" and bool(self._calls)
         self.finish_reason = piece.finish_reason = "tool_calls" if is_call else reason
+        piece.stopped_by = self.stopped_by
 
     def _add(self, piece: Piece, events: Sequence[Event]) -> None:
         for event in events:

@@ -10,6 +10,12 @@ from typing import Any
 from art_core.errors import ARTError, ContextOverflow
 
 _UNSET = object()
+_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+    503: "server_error",
+}
 
 
 class ApiError(ARTError):
@@ -19,7 +25,8 @@ class ApiError(ARTError):
         what, got, expected, fix: as in `ARTError`.
         param: the field at fault, in OpenAI's dotted form ("messages.[0].content").
         code: OpenAI's machine-readable code, e.g. "model_not_found".
-        status: HTTP status, 400-499.
+        status: HTTP status, 400-499, or 503.
+        retry_after: seconds after which to come again; None says nothing of it.
     """
 
     def __init__(
@@ -32,19 +39,20 @@ class ApiError(ARTError):
         param: str | None = None,
         code: str | None = None,
         status: int = 400,
+        retry_after: int | None = None,
     ) -> None:
         if got is _UNSET:
             super().__init__(what, expected=expected, fix=fix)
         else:
             super().__init__(what, got=_short(got), expected=expected, fix=fix)
         self.param, self.code, self.status = param, code, status
+        self.retry_after = retry_after
 
 
 def error_response(error: Exception) -> tuple[int, dict[str, Any]]:
     """HTTP status and body for `error`: 4xx for the caller's faults, 500 for ours."""
     if isinstance(error, ApiError):
-        kinds = {401: "authentication_error", 403: "permission_error"}
-        kind = kinds.get(error.status, "invalid_request_error")
+        kind = _KINDS.get(error.status, "invalid_request_error")
         return error.status, _body(str(error), kind, error.param, error.code)
     if isinstance(error, ContextOverflow):
         return 400, _body(
@@ -52,6 +60,12 @@ def error_response(error: Exception) -> tuple[int, dict[str, Any]]:
         )
     code = type(error).__name__ if isinstance(error, ARTError) else "internal_error"
     return 500, _body(str(error) or repr(error), "server_error", None, code)
+
+
+def error_headers(error: Exception) -> dict[str, str]:
+    """What an answer for `error` says in its headers: when to come again, in whole seconds."""
+    after = error.retry_after if isinstance(error, ApiError) else None
+    return {} if after is None else {"retry-after": str(after)}
 
 
 def _body(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:

@@ -58,7 +58,9 @@ class ChatRequest:
 
     model: str
     messages: list[dict[str, Any]]
-    """As received, at least one."""
+    """As received, at least one; none if there is a `prompt`."""
+    prompt: str | list[int] | None
+    """Text or ids that are gone on from as they are, without a template; None for a chat."""
     tools: list[dict[str, Any]] | None
     """As received; None if there are none."""
     tool_choice: Literal["auto", "none", "required"]
@@ -129,10 +131,12 @@ def parse_chat_request(body: object) -> ChatRequest:
             raise ApiError(f"{name} is not supported", got=fields[name], fix=instead, param=name)
     tools = _tools(fields)
     tool_choice, named = _tool_choice(fields, tools)
+    prompt = _prompt(fields)
     stream_options = of_type(fields, "stream_options", dict, {})
     return ChatRequest(
         model=required(fields, "model", str),
-        messages=required(fields, "messages", list),
+        messages=required(fields, "messages", list) if prompt is None else [],
+        prompt=prompt,
         tools=tools,
         tool_choice=tool_choice,
         named_tool=named,
@@ -158,6 +162,24 @@ def parse_chat_request(body: object) -> ChatRequest:
         logprobs=of_type(fields, "logprobs", bool, False),
         return_token_ids=of_type(fields, "return_token_ids", bool, False),
     )
+
+
+def _prompt(fields: dict[str, Any]) -> str | list[int] | None:
+    """What `/v1/completions` asks for here: a prompt in place of messages."""
+    prompt = fields.get("prompt")
+    if prompt is None:
+        return None
+    is_ids = isinstance(prompt, list) and all(type(token) is int for token in prompt)
+    if not prompt or not (isinstance(prompt, str) or is_ids) or "messages" in fields:
+        raise ApiError(
+            "the prompt can't be gone on from",
+            got=prompt,
+            expected="a text or a list of token ids, not empty, and no `messages`",
+            param="prompt",
+        )
+    if "tools" in fields:
+        raise ApiError("a prompt takes no tools", fix="Send `messages`.", param="tools")
+    return cast(str | list[int], prompt)
 
 
 def _tools(fields: dict[str, Any]) -> list[dict[str, Any]] | None:

@@ -24,6 +24,7 @@ from art_core.engine.api_errors import error_response
 from art_core.engine.base import Delta, Engine, GenerateRequest, Grammar
 from art_core.engine.chat_request import ChatRequest, parse_chat_request
 from art_core.engine.chat_wire import DONE, KEEP_ALIVE, Envelope, event
+from art_core.engine.forms.answer_form import AS_IT_IS
 from art_core.engine.forms.spelling import Speller
 from art_core.engine.gate import Gate
 from art_core.engine.grammar import json_grammar, tool_call_grammar
@@ -207,7 +208,10 @@ class ChatService:
         served = self.models.resolve(request.model)
         with self._lock:
             past = self._rollouts.past(rollout_id, request.messages, request.tools)
-            prompt = self._prompts.build(request.messages, request.tools, past.history)
+            if request.prompt is None:
+                prompt = self._prompts.build(request.messages, request.tools, past.history)
+            else:
+                prompt = self._prompts.plain(request.prompt)
             self._check_length(request, len(prompt.ids))
             noise = past.seed(served.seed, prompt.ids)
         if prompt.drift is not None:
@@ -278,6 +282,7 @@ class ChatService:
             tools=request.callable_tools,
             tool_limit=several,
             prompt=prompt.text[-_ENDING:],
+            form=None if request.prompt is None else AS_IT_IS,
         )
 
     async def _play_into(

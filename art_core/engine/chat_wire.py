@@ -48,6 +48,7 @@ class Envelope:
         body["choices"] = [
             self._choice(i, answer.ids, answer.logprobs, answer.finish_reason)
             | {"message": answer.message}
+            | _stop_reason(answer.stopped_by)
             for i, answer in enumerate(answers)
         ]
         body["usage"] = self.usage(answers)
@@ -78,7 +79,9 @@ class Envelope:
         if delta or is_shown:
             chunks.append(self._chunk(index, delta, piece.ids, piece.logprobs, None))
         if piece.finish_reason is not None:
-            chunks.append(self._chunk(index, {}, [], [], piece.finish_reason))
+            chunk = self._chunk(index, {}, [], [], piece.finish_reason)
+            chunk["choices"][0] |= _stop_reason(piece.stopped_by)
+            chunks.append(chunk)
         return chunks
 
     def last(self, answers: Sequence[Answer]) -> dict[str, Any]:
@@ -151,6 +154,10 @@ class Envelope:
                 }
             )
         return {"content": content, "refusal": None}
+
+
+def _stop_reason(stop: str | None) -> dict[str, str]:
+    return {} if stop is None else {"stop_reason": stop}
 
 
 def event(data: dict[str, Any]) -> bytes:

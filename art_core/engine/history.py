@@ -37,8 +37,12 @@ class History:
             self.add(record)
 
     def add(self, record: TokenRecord) -> None:
-        """Make `record` findable; one that broke off was never seen whole and is left out."""
-        if not record.complete:
+        """Make `record` findable.
+
+        One that broke off was never seen whole, and one that went on from a bare prompt is no
+        conversation: these are left out.
+        """
+        if not record.complete or not record.request_messages:
             return
         messages = template_messages([*record.request_messages, record.message])
         self._by_identity.setdefault(identity(messages[-1]), []).append(record)
@@ -102,7 +106,7 @@ class Conversations:
 
     def add(self, record: TokenRecord, before: Sequence[TokenRecord]) -> None:
         """Keep `record`, which was sampled after `before`."""
-        if not record.complete:
+        if not record.complete or not record.request_messages:
             return
         messages = template_messages([*record.request_messages, record.message])
         key = turn_keys(messages, record.tools)[-1]

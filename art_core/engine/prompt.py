@@ -75,6 +75,24 @@ class PromptBuilder:
             drift=self._drift(ids, plain, tools, match),
         )
 
+    def plain(self, prompt: str | Sequence[int]) -> PromptBuild:
+        """A prompt that is there already, as text or ids; nothing is put in front.
+
+        Raises:
+            ApiError: an id that the base model does not have.
+        """
+        tokenizer = self._tokenizer
+        ids = tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        wrong = next((i for i in ids if not 0 <= i < tokenizer.vocab_size), None)
+        if wrong is not None:
+            raise ApiError(
+                "a token id of the prompt is unknown",
+                got=wrong,
+                expected=f"0 to {tokenizer.vocab_size - 1}",
+                param="prompt",
+            )
+        return PromptBuild(np.array(ids, np.int32), tokenizer.decode(ids), reused=0, drift=None)
+
     def _going_on(self, plain: _Plain, tools: _Tools, match: Match) -> _Parts | None:
         """The ancestor's ids and what comes after them; None if the template does not go on so."""
         if match.ancestor is None:

@@ -1,33 +1,30 @@
 """An app on a loopback port, served by a thread of its own.
 
 In: an ASGI app. Out: a base URL that sync and async code of this process can call, and `stop`.
-Several servers may run side by side; none touches signal handlers. The door is checked before
-the app sees a request: the key, and that no web page is talking to us through a user's browser.
+Several servers may run side by side; none touches signal handlers. Left out: who may come in
+(door.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
-import json
 import socket
 import threading
 from types import TracebackType
-from typing import Any, Self
-from urllib.parse import urlsplit
+from typing import Literal, Self
 
 import uvicorn
-from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
-from art_core.engine.api_errors import ApiError, error_response
-from art_core.errors import ConfigError, EngineError
+from art_core.engine.door import LOOPBACK, Door, DoorLimits, check_address
+from art_core.engine.patient_http import PatientHTTP
+from art_core.errors import EngineError
 
-LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 _START_SECONDS = 30.0
 _KEEP_ALIVE_SECONDS = 75
 """Longer than clients keep an idle connection: at 5, as by default, a busy client sends into one
 that is just being closed."""
+_MAX_HEADER_BYTES = 64 * 2**10
 _GRACE_SECONDS = 2
 """How long running calls may go on once the server is asked to stop."""
 
@@ -38,24 +35,25 @@ class LoopbackServer:
     Args:
         host: address to listen on; any other than loopback needs a key.
         port: 0 takes a free one.
-        api_key: clients must send it as `Authorization: Bearer <key>`; None lets everyone in.
+        api_key: clients must send it, see `Door`; None lets everyone in.
+        limits: of requests; None: the usual ones.
 
     Raises:
-        ConfigError: an address other than loopback without a key.
+        ConfigError: an address other than loopback without a key, or a key that can't be sent.
     """
 
     def __init__(
-        self, app: ASGIApp, host: str = "127.0.0.1", port: int = 0, api_key: str | None = None
+        self,
+        app: ASGIApp,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        api_key: str | None = None,
+        *,
+        limits: DoorLimits | None = None,
     ) -> None:
-        if host not in LOOPBACK and not api_key:
-            raise ConfigError(
-                "the server would be open to the network",
-                got=host,
-                expected="a loopback address, or a key",
-                fix="Set api_key.",
-            )
+        key = check_address(host, api_key)
         self._host, self._port = host, port
-        self._app = Door(app, api_key=api_key, is_loopback=host in LOOPBACK)
+        self._app = Door(app, api_key=key, is_loopback=host in LOOPBACK, limits=limits)
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None
         self._fault: BaseException | None = None
@@ -70,15 +68,7 @@ class LoopbackServer:
             return self
         listener = listen(self._host, self._port)
         self._port = listener.getsockname()[1]
-        config = uvicorn.Config(
-            self._app,
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            ws="none",
-            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=_GRACE_SECONDS,
-        )
+        config = http_config(self._app, lifespan="off", grace=_GRACE_SECONDS)
         self._server = _Server(config)
         self._thread = threading.Thread(
             target=self._serve,
@@ -140,6 +130,26 @@ class LoopbackServer:
             listener.close()
 
 
+def http_config(app: Door, *, lifespan: Literal["on", "off"], grace: int) -> uvicorn.Config:
+    """How uvicorn serves an app behind its door.
+
+    Args:
+        grace: seconds that running calls may go on once the server is asked to stop.
+    """
+    return uvicorn.Config(
+        app,
+        http=PatientHTTP,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        lifespan=lifespan,
+        ws="none",
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=grace,
+        h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
+    )
+
+
 def listen(host: str, port: int) -> socket.socket:
     """A socket that takes connections.
 
@@ -181,85 +191,3 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
         if self.server_state.tasks:
             await asyncio.wait(self.server_state.tasks, timeout=_GRACE_SECONDS)
-
-
-class Door:
-    """ASGI middleware: lets in who may come in, answers others in OpenAI's error shape.
-
-    Args:
-        api_key: 401 without it, but for /health; None asks for none.
-        is_loopback: 403 for a Host or an Origin that is not this machine, which is what a web
-            page sends that was made to reach into it.
-    """
-
-    def __init__(self, app: ASGIApp, *, api_key: str | None, is_loopback: bool) -> None:
-        self._app, self._key, self._is_loopback = app, api_key, is_loopback
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_open = scope.get("path") == "/health"
-        error = self._error(Headers(scope=scope), is_open) if scope["type"] == "http" else None
-        if error is not None:
-            await _refuse(send, *error_response(error))
-            return
-        opened: Message | None = None
-
-        async def watched(message: Message) -> None:
-            nonlocal opened
-            opened = opened or message
-            await send(message)
-
-        try:
-            await self._app(scope, receive, watched)
-        except (
-            asyncio.CancelledError
-        ):  # the server stops, and this is the end of the request's task
-            _, body = error_response(EngineError("the server is stopping"))
-            if opened is None:
-                await _refuse(send, 503, body)
-            elif _is_event_stream(opened):
-                event = b"data: %b\n\n" % json.dumps(body).encode()
-                await send({"type": "http.response.body", "body": event})
-            else:
-                raise
-
-    def _error(self, headers: Headers, is_open: bool) -> ApiError | None:
-        if self._is_loopback:
-            for name, value in (("Host", headers.get("host")), ("Origin", headers.get("origin"))):
-                if value is not None and _host_of(value) not in LOOPBACK:
-                    return ApiError(
-                        f"the {name} header names another machine",
-                        got=value,
-                        expected="localhost",
-                        status=403,
-                    )
-        if self._key is not None and not is_open:
-            kind, _, key = ",".join(headers.getlist("authorization")).partition(" ")
-            is_right = hmac.compare_digest(key.strip().encode(), self._key.encode())
-            if kind.lower() != "bearer" or not is_right:
-                return ApiError(
-                    "wrong API key or none",
-                    expected="Authorization: Bearer <key>",
-                    code="invalid_api_key",
-                    status=401,
-                )
-        return None
-
-
-def _is_event_stream(start: Message) -> bool:
-    kind = Headers(raw=start["headers"]).get("content-type", "")
-    return kind.startswith("text/event-stream")
-
-
-async def _refuse(send: Send, status: int, content: dict[str, Any]) -> None:
-    body = json.dumps(content).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
-
-
-def _host_of(value: str) -> str | None:
-    """The host in a Host ("a:1") or an Origin ("http://a:1") header; None if there is none."""
-    try:
-        return urlsplit(value if "//" in value else f"//{value}").hostname
-    except ValueError:
-        return None

@@ -11,6 +11,7 @@ import asyncio
 import atexit
 import logging
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Self
@@ -20,7 +21,7 @@ from art_core.backend import Inference, TrainResult
 from art_core.bookmarks import Bookmark
 from art_core.config import TrainConfig, TrainSFTConfig
 from art_core.engine.chat_service import ChatService
-from art_core.errors import ConfigError, ModelNotRegistered
+from art_core.errors import CheckpointError, ConfigError, ModelNotRegistered
 from art_core.local.live_run import LiveRun, OnStepProgress
 from art_core.local.served_base import ServedBase
 from art_core.model import TrainableModel
@@ -86,6 +87,49 @@ class LocalBackend:
             _check_same(known.model, model)
             base_url = self._endpoint or known.base.base_url
             return Inference(base_url=base_url, api_key="local", model_name=model.name)
+
+    async def adopt(self, model: TrainableModel, adapter: str | Path) -> TrainResult:
+        """Let the model go on from an adapter in peft's format, as its next step.
+
+        Args:
+            adapter: its folder; of a checkpoint of ours, its optimizer is taken too.
+
+        Raises:
+            CheckpointError: it is no adapter for this base model and these `art_config.lora`;
+                nothing has changed.
+        """
+        run = self._run(model)
+        async with run.training:
+            self._run(model)
+            return await run.adopt(Path(adapter))
+
+    async def fork(
+        self,
+        model: TrainableModel,
+        from_name: str,
+        *,
+        from_project: str | None = None,
+        step: int | None = None,
+    ) -> TrainResult:
+        """Let the model go on from where another one is, as its next step.
+
+        Args:
+            from_name: of a model whose run folder is kept in the same place; it need not be
+                registered.
+            from_project: None: the same.
+            step: None: its latest.
+
+        Raises:
+            CheckpointError: there is no such step, or it does not fit; nothing has changed.
+        """
+        run = self._run(model)
+        source = RunDir.at(run.model.base_path, from_project or model.project, from_name)
+        found = await asyncio.to_thread(
+            partial(checkpoints.find, source, step)
+            if step is not None
+            else partial(_latest, source)
+        )
+        return await self.adopt(model, found.path)
 
     def services(self) -> list[ChatService]:
         """What answers chat completions: one for each base model that is loaded."""
@@ -292,6 +336,16 @@ class LocalBackend:
                     expected="a name of its own for each model on a base model",
                     fix="Rename one, or use a LocalBackend for each.",
                 )
+
+
+def _latest(run: RunDir) -> checkpoints.Checkpoint:
+    found = checkpoints.latest(run)
+    if found is None:
+        raise CheckpointError(
+            f"model {run.name!r} of project {run.project!r} has no checkpoint",
+            fix="Check both names.",
+        )
+    return found
 
 
 def _close(folder: RunDir) -> None:

@@ -151,6 +151,19 @@ class LiveRun:
         step = asyncio.create_task(self._step_sft(written, config))
         return await _to_its_end(step, self._stop)
 
+    async def adopt(self, adapter: Path) -> TrainResult:
+        """Go on from the adapter in a folder, as the next step.
+
+        Raises:
+            CheckpointError: it does not fit this model; nothing has changed.
+        """
+        self._stop, self._bookmark = threading.Event(), None
+        lesson = replace(
+            self._lesson((), TrainConfig(), running=self.running), adopted=Path(adapter)
+        )
+        step = asyncio.create_task(self._learn(lesson, {}, skipped=()))
+        return await _to_its_end(step, self._stop)
+
     async def sft_loss(self, trajectories: Sequence[Trajectory], config: TrainSFTConfig) -> float:
         """As `Backend.sft_loss`."""
         written = await self._written(trajectories, config)

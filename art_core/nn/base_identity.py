@@ -55,6 +55,33 @@ def identify(folder: Path, name: str | None = None) -> BaseIdentity:
     return BaseIdentity(name or _name(folder), _sha256(folder))
 
 
+def named_base(adapter: Path) -> str:
+    """The base model that an adapter's folder names.
+
+    Raises:
+        CheckpointError: it names none.
+    """
+    kept = _kept(adapter)
+    if "name" not in kept and (adapter / "adapter_config.json").exists():
+        kept = {"name": _settings(adapter).get("base_model_name_or_path")}
+    if not isinstance(kept.get("name"), str):
+        raise CheckpointError(
+            "an adapter does not say which base model it is of",
+            got=str(adapter),
+            expected=f"{FILE} or adapter_config.json in it",
+            fix="Name the base model.",
+        )
+    return str(kept["name"])
+
+
+def _settings(adapter: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((adapter / "adapter_config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def check_base(adapter: Path, named: str | None, base: BaseIdentity) -> None:
     """See that the adapter in a folder was trained on `base`.
 

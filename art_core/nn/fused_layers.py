@@ -122,14 +122,16 @@ def _alike(got: Tensor, want: Tensor) -> bool:
     return float((got.float() - want.float()).norm()) <= allowed
 
 
-_SUBCLASSES: dict[tuple[type, Callable[..., Any]], type] = {}
+def _subclass(kind: type[Any], forward: Callable[..., Any]) -> Any:
+    """`kind` with that forward pass: the same class for the same two."""
+    known = _MADE.get((kind, forward))
+    if known is None:
+        known = type(f"Fused{kind.__name__}", (kind,), {"forward": forward})
+        _MADE[kind, forward] = known
+    return known
 
 
-def _subclass(kind: type, forward: Callable[..., Any]) -> type:
-    key = (kind, forward)
-    if key not in _SUBCLASSES:
-        _SUBCLASSES[key] = type(f"Fused{kind.__name__}", (kind,), {"forward": forward})
-    return _SUBCLASSES[key]
+_MADE: dict[tuple[type[Any], Callable[..., Any]], Any] = {}
 
 
 def attending(

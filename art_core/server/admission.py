@@ -48,15 +48,27 @@ class Admission:
         Raises:
             ApiError: 429, too many wait.
         """
+        await self.enter(model)
+        try:
+            yield
+        finally:
+            self.leave()
+
+    async def enter(self, model: str) -> None:
+        """Wait for a turn of `model`, and take it; `leave` gives it back. Cancelled, none is taken.
+
+        Raises:
+            ApiError: as `turn`.
+        """
         if self._running < self._most and not self._queues:
             self._running += 1
         else:
             await self._wait(model)
-        try:
-            yield
-        finally:
-            self._running -= 1
-            self._next()
+
+    def leave(self) -> None:
+        """A call that entered has ended."""
+        self._running -= 1
+        self._next()
 
     async def _wait(self, model: str) -> None:
         if self.waiting >= self._room:
@@ -67,6 +79,7 @@ class Admission:
                 fix=f"Come again in {RETRY_SECONDS} s; gather with less concurrency.",
                 code="rate_limit_exceeded",
                 status=429,
+                retry_after=RETRY_SECONDS,
             )
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queues.setdefault(model, deque()).append(turn)
@@ -74,10 +87,9 @@ class Admission:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():  # it was let in, and leaves
-                self._running -= 1
-                self._next()
+                self.leave()
             else:
-                self._leave(model, turn)
+                self._give_up(model, turn)
             raise
 
     def _next(self) -> None:
@@ -93,7 +105,7 @@ class Admission:
                 self._running += 1
                 turn.set_result(None)
 
-    def _leave(self, model: str, turn: asyncio.Future[None]) -> None:
+    def _give_up(self, model: str, turn: asyncio.Future[None]) -> None:
         queue = self._queues.get(model)
         if queue is not None and turn in queue:
             queue.remove(turn)

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -24,12 +24,13 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from art_core.config import EngineConfig
-from art_core.engine.api_errors import ApiError
+from art_core.engine.api_errors import ApiError, error_headers
 from art_core.engine.openai_routes import openai_routes
 from art_core.errors import ARTError, WireMismatch
 from art_core.local.backend import LocalBackend
+from art_core.local.live_run import OnStepProgress
 from art_core.model import TrainableModel
-from art_core.server.admission import RETRY_SECONDS, Admission
+from art_core.server.admission import Admission
 from art_core.server.faults import Teller
 from art_core.server.figures import MEDIA_TYPE, figures
 from art_core.server.job_files import JobFiles
@@ -62,8 +63,15 @@ class ServerSettings:
     """Bytes of a payload as it comes."""
 
 
-def create_server(settings: ServerSettings) -> ASGIApp:
+MakeBackend: TypeAlias = Callable[[OnStepProgress], LocalBackend]
+
+
+def create_server(settings: ServerSettings, make_backend: MakeBackend | None = None) -> ASGIApp:
     """The app.
+
+    Args:
+        make_backend: what serves and trains, such as a backend that answers from a script; None:
+            this machine.
 
     Raises:
         RunFolderError: the ledger is damaged.
@@ -80,9 +88,12 @@ def create_server(settings: ServerSettings) -> ASGIApp:
         if job is not None:
             jobs.tell(job, positions(done, total))
 
-    backend = LocalBackend(
-        settings.path, show_progress=False, endpoint="/v1", on_progress=on_progress
-    )
+    def this_machine(on_progress: OnStepProgress) -> LocalBackend:
+        return LocalBackend(
+            settings.path, show_progress=False, endpoint="/v1", on_progress=on_progress
+        )
+
+    backend = (make_backend or this_machine)(on_progress)
     work = RunWork(
         backend,
         ledger,
@@ -124,9 +135,7 @@ def create_server(settings: ServerSettings) -> ASGIApp:
             await figures(work, ledger, answers, admission), media_type=MEDIA_TYPE
         )
 
-    app.router.routes.extend(
-        openai_routes(ServedModels(backend.services, admission), json_only=True)
-    )
+    app.router.routes.extend(openai_routes(ServedModels(backend.services, admission)))
     _tell_faults(app, teller)
 
     def refuse(error: Exception) -> Response:
@@ -176,8 +185,7 @@ def _tell_faults(app: FastAPI, teller: Teller) -> None:
 
 def _answer(teller: Teller, error: Exception) -> Response:
     status, body = teller.answer(error)
-    headers = {"retry-after": str(RETRY_SECONDS)} if status == 429 else None
-    return JSONResponse(body, status, headers)
+    return JSONResponse(body, status, error_headers(error))
 
 
 def _same_wire(app: ASGIApp, refuse: Callable[[Exception], Response]) -> ASGIApp:

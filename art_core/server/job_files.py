@@ -7,12 +7,14 @@ until the job is forgotten.
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import io
 import os
 import zlib
 from collections.abc import AsyncIterable, Iterable
 from pathlib import Path
+from typing import IO
 
 from art_core.errors import PayloadError, PayloadTooLarge
 from art_core.records import RecordStore
@@ -36,13 +38,28 @@ class JobFiles:
             path.mkdir(parents=True, exist_ok=True)
 
     async def take(self, name: str, body: AsyncIterable[bytes], *, is_packed: bool) -> Path:
-        """Write a request's body to its file, synced to the disk, and look at its first frame.
+        """Write a payload to its file, synced to the disk, and look at its first frame.
 
         Raises:
             PayloadTooLarge: it is longer than may be; nothing is kept.
             PayloadError: its first frame is none.
         """
-        path = self._given / (f"{name}.gz" if is_packed else name)
+        path = await self.keep(f"{name}.gz" if is_packed else name, body)
+        try:
+            with _opened(path) as source:
+                read_head(source)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        return path
+
+    async def keep(self, name: str, body: AsyncIterable[bytes]) -> Path:
+        """Write a request's body to its file, synced to the disk.
+
+        Raises:
+            PayloadTooLarge: it is longer than may be; nothing is kept.
+        """
+        path = self._given / name
         size = 0
         try:
             with path.open("wb") as file:
@@ -58,9 +75,7 @@ class JobFiles:
                         )
                     file.write(part)
                 file.flush()
-                os.fsync(file.fileno())
-            with _opened(path) as source:
-                read_head(source)
+                await asyncio.to_thread(os.fsync, file.fileno())  # it may take long
         except BaseException:
             path.unlink(missing_ok=True)
             raise
@@ -81,6 +96,17 @@ class JobFiles:
             raise PayloadError("what a job was given is not there", fix="Send it again.")
         with _opened(path) as source:
             return read_payload(source, records=records)
+
+    def opened(self, name: str) -> IO[bytes]:
+        """What a job was given, as it came.
+
+        Raises:
+            PayloadError: it is not there.
+        """
+        path = next(self._given.glob(f"{name}*"), None)
+        if path is None:
+            raise PayloadError("what a job was given is not there", fix="Send it again.")
+        return path.open("rb")
 
     def make(self, name: str, chunks: Iterable[bytes]) -> None:
         """Keep what a job returns."""

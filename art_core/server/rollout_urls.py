@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from art_core.calls import ModelCall
 from art_core.engine.api_errors import ApiError
-from art_core.engine.openai_routes import ROLLOUT_HEADER
+from art_core.engine.request_body import ROLLOUT_HEADER
 from art_core.records import TokenRecord
 from art_core.server.signed import Signer
 from art_core.trajectories import Trajectory

@@ -7,6 +7,7 @@ is a job, answered at once; what a job does is in run_work.py.
 from __future__ import annotations
 
 import asyncio
+import re
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -19,7 +20,6 @@ from art_core import checkpoints
 from art_core.bookmarks import Bookmark
 from art_core.engine.api_errors import ApiError
 from art_core.metrics import MetricsLog
-from art_core.server.adapter_tar import tar_of
 from art_core.server.job_files import JobFiles
 from art_core.server.jobs import Jobs
 from art_core.server.ledger import Ledger
@@ -28,11 +28,14 @@ from art_core.server.run_work import JOB_MARK, RunWork
 from art_core.server.signed import Signer
 from art_core.trajectories import TrajectoryGroup
 from art_core.wire import protocol as wire
+from art_core.wire.adapter_tar import tar_of
 from art_core.wire.errors import error_from_json
 from art_core.wire.payload import compressed, write_payload
 
 _QUICK_SECONDS = 1.0
 """A job that ends within it is answered with its result."""
+UPLOADS = re.compile(r"/api/models/[^/]+/[^/]+/(train|train_sft|sft_loss|join|log|checkpoints)")
+"""Paths whose bodies go to a file, and are bounded there."""
 IdempotencyKey = Annotated[
     str | None, Header(alias=wire.KEY_HEADER, pattern=rf"^[A-Za-z0-9_-]{{1,{wire.MAX_KEY}}}$")
 ]
@@ -213,6 +216,29 @@ def run_routes(
         folder = work.backend.folder(work.model(project, name))
         found = await asyncio.to_thread(checkpoints.find, folder, step)
         return StreamingResponse(tar_of(found.path), media_type=wire.TAR)
+
+    @api.put(wire.CHECKPOINTS, response_model=None)
+    async def upload(
+        request: Request, project: str, name: str, key: IdempotencyKey = None
+    ) -> Response:
+        work.model(project, name)
+        if (known := jobs.known("upload", project, name, key)) is not None:
+            return _accepted(known)
+        kind = request.headers.get("content-type", "").partition(";")[0].strip()
+        if kind != wire.TAR:
+            raise ApiError(
+                "the content type of an adapter", got=kind, expected=wire.TAR, status=415
+            )
+        path = await files.keep(uuid.uuid4().hex, request.stream())
+        return _accepted(jobs.submit("upload", project, name, key, {}, given=path))
+
+    @api.post(wire.FORK, response_model=None)
+    async def fork(
+        project: str, name: str, asked: wire.ForkRequest, key: IdempotencyKey = None
+    ) -> Response:
+        work.model(project, name)
+        request = asked.model_dump(mode="json")
+        return _accepted(jobs.submit("fork", project, name, key, request))
 
     @api.post(wire.PRUNE)
     async def prune(project: str, name: str, asked: wire.PruneRequest) -> wire.Pruned:

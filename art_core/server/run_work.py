@@ -8,6 +8,7 @@ checkpoint keeps, and is not made twice.
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,12 +23,15 @@ from art_core.errors import ConfigError, ModelNotRegistered, PayloadError
 from art_core.local.backend import LocalBackend
 from art_core.metrics import MetricsLog
 from art_core.model import TrainableModel
+from art_core.names import check_name
 from art_core.server.job_files import JobFiles
 from art_core.server.jobs import Work
 from art_core.server.ledger import Ledger
 from art_core.trajectories import Trajectory, TrajectoryGroup
+from art_core.wire.adapter_tar import unpack
 from art_core.wire.payload import Payload, write_payload
 from art_core.wire.protocol import (
+    ForkRequest,
     Job,
     LogRequest,
     Mark,
@@ -80,6 +84,8 @@ class RunWork:
             "train_sft": self.train_sft,
             "sft_loss": self.sft_loss,
             "join": self.join,
+            "fork": self.fork,
+            "upload": self.upload,
         }
 
     def model(self, project: str, name: str) -> TrainableModel[Any]:
@@ -197,6 +203,32 @@ class RunWork:
         chunks = write_payload("joined", {}, [TrajectoryGroup(trajectories)])
         await asyncio.to_thread(self._files.make, job.id, chunks)
         return {}
+
+    async def fork(self, job: Job, request: dict[str, Any]) -> dict[str, Any]:
+        """Go on from another model's step; its train result."""
+        asked = ForkRequest.model_validate(request)
+        for kind, name in (("model", asked.from_name), ("project", asked.from_project)):
+            if name is not None:
+                check_name(kind, name)
+        model = self.model(job.project, job.name)
+        if (made := await self._made_before(job, model, "fork")) is not None:
+            return made
+        await self._mark(job, model)
+        result = await self.backend.fork(
+            model, asked.from_name, from_project=asked.from_project, step=asked.step
+        )
+        return result_to_json(result)
+
+    async def upload(self, job: Job, request: dict[str, Any]) -> dict[str, Any]:
+        """Go on from an adapter that was sent; its train result."""
+        model = self.model(job.project, job.name)
+        if (made := await self._made_before(job, model, "upload")) is not None:
+            return made
+        await self._mark(job, model)
+        with tempfile.TemporaryDirectory() as folder:
+            with self._files.opened(job.id) as source:
+                await asyncio.to_thread(unpack, source, Path(folder))
+            return result_to_json(await self.backend.adopt(model, folder))
 
     async def log(self, project: str, name: str, given: str) -> None:
         """Write what was given into the run folder."""

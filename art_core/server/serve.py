@@ -1,26 +1,26 @@
 """The server on a port, until it is told to stop.
 
 In: an address, a key, and the app's settings. Out: requests answered; in the end, what runs is
-stopped and nothing stays behind. The door (engine/serving.py) is checked before the app.
+stopped and nothing stays behind. The door (engine/door.py) is checked before the app.
 """
 
 from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import uvicorn
 from filelock import FileLock, Timeout
 
-from art_core.engine.serving import LOOPBACK, Door, listen
-from art_core.errors import ConfigError, RunLocked
+from art_core.engine.door import LOOPBACK, Door, DoorLimits, check_address
+from art_core.engine.serving import http_config, listen
+from art_core.errors import RunLocked
 from art_core.server.app import ServerSettings, create_server
+from art_core.server.run_routes import UPLOADS
 
-_KEEP_ALIVE_SECONDS = 75
 _GRACE_SECONDS = 5
-_MAX_HEADER_BYTES = 64 * 2**10
 
 
 def serve(
@@ -29,6 +29,7 @@ def serve(
     host: str,
     port: int,
     api_key: str | None,
+    hosts: Collection[str] = (),
     ready: Callable[[str], None] = lambda url: None,
 ) -> None:
     """Serve until SIGINT or SIGTERM.
@@ -36,33 +37,26 @@ def serve(
     Args:
         port: 0 takes a free one.
         api_key: clients must send it; None lets everyone on this machine in.
+        hosts: names that the server goes by; none: on loopback this machine's, else any.
         ready: is told the URL once requests are answered.
 
     Raises:
-        ConfigError: an address other than loopback without a key.
+        ConfigError: an address other than loopback without a key, or a key that can't be sent.
         RunLocked: another server has the folder.
         EngineError: the port is taken.
         RunFolderError: the folder can't be used.
     """
-    if host not in LOOPBACK and not api_key:
-        raise ConfigError(
-            "the server would be open to the network",
-            got=host,
-            expected="a loopback address, or a key",
-            fix="Set --api-key or ART_API_KEY.",
-        )
+    key = check_address(host, api_key)
     with _sole_server(settings.path), contextlib.closing(listen(host, port)) as listener:
         app = create_server(settings)
-        config = uvicorn.Config(
-            Door(app, api_key=api_key, is_loopback=host in LOOPBACK),
-            log_config=None,
-            access_log=False,
-            lifespan="on",
-            ws="none",
-            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=_GRACE_SECONDS,
-            h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
+        door = Door(
+            app,
+            api_key=key,
+            is_loopback=host in LOOPBACK,
+            hosts=hosts,
+            limits=DoorLimits(uploads=UPLOADS),
         )
+        config = http_config(door, lifespan="on", grace=_GRACE_SECONDS)
         name = f"[{host}]" if ":" in host else host
         url = f"http://{name}:{listener.getsockname()[1]}"
         _Server(config, lambda: ready(url)).run(sockets=[listener])

@@ -6,20 +6,34 @@ one of them (`engine.openai_routes.Answers`).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from art_core.engine.api_errors import ApiError
+from art_core.engine.api_errors import ApiError, error_response
 from art_core.engine.chat_service import ChatService
+from art_core.engine.chat_wire import KEEP_ALIVE, event
+from art_core.errors import ARTError
 from art_core.server.admission import Admission
 
 
 class ServedModels:
-    """Answers by the "model" of a request, each call in its turn."""
+    """Answers by the "model" of a request, each call in its turn.
 
-    def __init__(self, services: Callable[[], Sequence[ChatService]], admission: Admission) -> None:
+    Args:
+        keep_alive: seconds of waiting for a turn after which a stream is sent a comment.
+    """
+
+    def __init__(
+        self,
+        services: Callable[[], Sequence[ChatService]],
+        admission: Admission,
+        *,
+        keep_alive: float = 10.0,
+    ) -> None:
         self._services, self._admission = services, admission
+        self._keep_alive = keep_alive
 
     async def complete(self, body: object, *, rollout_id: str | None = None) -> dict[str, Any]:
         """As `ChatService.complete`.
@@ -34,14 +48,28 @@ class ServedModels:
     async def stream(
         self, body: object, *, rollout_id: str | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """As `ChatService.stream`; `ApiError` as `complete`."""
+        """As `ChatService.stream`; `ApiError` as `complete`. While it waits for its turn, and so
+        has nothing to say, comments keep the connection alive.
+        """
         service = self._of(_model(body))
-        async with (
-            self._admission.turn(str(_model(body))),
-            aclosing(service.stream(body, rollout_id=rollout_id)) as events,
-        ):
-            async for event in events:
-                yield event
+        entering = asyncio.ensure_future(self._admission.enter(str(_model(body))))
+        is_open = False
+        try:
+            while not (await asyncio.wait({entering}, timeout=self._keep_alive))[0]:
+                is_open = True
+                yield KEEP_ALIVE
+            await entering
+            async with aclosing(service.stream(body, rollout_id=rollout_id)) as events:
+                async for one in events:
+                    yield one
+        except ARTError as error:
+            if not is_open:
+                raise
+            yield event(error_response(error)[1])
+        finally:
+            is_in = not entering.cancel() and not entering.cancelled()
+            if is_in and entering.exception() is None:
+                self._admission.leave()
 
     def list_models(self) -> dict[str, Any]:
         """As `ChatService.list_models`."""

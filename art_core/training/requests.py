@@ -85,6 +85,8 @@ class Lesson:
     bookmarks: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     probe_within: int | None = None
     """Ids that the engine can read, if it has to be proved that the step answers; else None."""
+    adopted: Path | None = None
+    """Folder of an adapter that becomes the step, instead of something that is learned."""
 
     @property
     def samples(self) -> list[Sample]:

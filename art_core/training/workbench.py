@@ -188,6 +188,9 @@ def _engine_beside(module: LoraModel, cached: int) -> dict[str, int]:
 
 
 def _train(trainer: Trainer, lesson: Lesson, tell: OnProgress) -> dict[str, float]:
+    if lesson.adopted is not None:
+        trainer.load(lesson.adopted)
+        return {"tokens_computed": 0.0}
     if isinstance(lesson.config, TrainSFTConfig):
         return train_supervised(trainer, lesson.batches, lesson.config, on_progress=tell)
     return trainer.step(lesson.samples, lesson.config, reference=lesson.reference, on_progress=tell)

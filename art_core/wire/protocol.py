@@ -45,14 +45,12 @@ TRAIN_SFT = MODEL + "/train_sft"
 SFT_LOSS = MODEL + "/sft_loss"
 JOIN = MODEL + "/join"
 LOG = MODEL + "/log"
-"""POST a payload with `LogRequest`; GET with `?tail=` the end of the run's log, as text."""
+"""POST a payload with `LogRequest`."""
 HISTORY = MODEL + "/history"
 BOOKMARKS = MODEL + "/bookmarks"
 CHECKPOINTS = MODEL + "/checkpoints"
+"""GET lists them; PUT takes an adapter as a tar, which becomes the next step: 202 with a job."""
 CHECKPOINT = MODEL + "/checkpoints/{step}"
-MERGED = MODEL + "/checkpoints/{step}/merged"
-PUSH = MODEL + "/checkpoints/{step}/push"
-PULL = MODEL + "/checkpoints/pull"
 PRUNE = MODEL + "/checkpoints/prune"
 FORK = MODEL + "/fork"
 JOBS = "/api/jobs"
@@ -205,8 +203,7 @@ class Job(_Told):
 
     id: str
     kind: str
-    """"register", "train", "train_sft", "sft_loss", "join", "fork", "upload", "merge", "push" or
-    "pull"."""
+    """"register", "train", "train_sft", "sft_loss", "join", "fork" or "upload"."""
     project: str
     name: str
     state: State
@@ -295,13 +292,6 @@ class PruneRequest(_Asked):
 
 class Pruned(_Told):
     deleted: tuple[int, ...]
-
-
-class PlaceRequest(_Asked):
-    """POST .../push and .../pull. 202 with a job."""
-
-    url: str
-    """As fsspec reads it; only below what the server was started with."""
 
 
 # --- rollouts

@@ -33,6 +33,10 @@ def run_serve(
         list[str] | None,
         typer.Option(help="Serve this base model (a name or a folder) alone; may come again."),
     ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(help="A name that clients know the server by; may come again."),
+    ] = None,
     max_body: Annotated[int, typer.Option(min=1, help="MiB that one request may have.")] = 2048,
 ) -> None:
     """Serve and train models for clients on other machines."""
@@ -53,6 +57,8 @@ def run_serve(
 
     def ready(url: str) -> None:
         say(f"serving on {url}, in {path}")
+        if api_key is None:
+            say("no key is set: every user of this machine may use it")
         say(f'train with art.HttpBackend("{url}"); Ctrl-C ends it')
 
-    serve(settings, host=host, port=port, api_key=api_key, ready=ready)
+    serve(settings, host=host, port=port, api_key=api_key, hosts=allow_host or (), ready=ready)

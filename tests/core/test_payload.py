@@ -8,6 +8,7 @@ import json
 import struct
 import tracemalloc
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 from openai.types.chat.chat_completion import Choice
 
 from art_core.calls import Origin, Sampling
-from art_core.errors import PayloadError, PayloadTooLarge, RolloutFailure, UnknownRecords
+from art_core.errors import ARTError, PayloadError, PayloadTooLarge, RolloutFailure, UnknownRecords
 from art_core.records import RecordStore, TokenRecord
 from art_core.trajectories import History, Trajectory, TrajectoryGroup
 from art_core.wire.payload import Payload, compressed, read_payload, write_payload
@@ -195,3 +196,20 @@ def test_a_header_beyond_the_bound_is_refused_before_it_is_sent() -> None:
     group.metadata["page"] = "x" * (64 * 2**20)
     with pytest.raises(PayloadTooLarge, match="Shorten"):
         written([group])
+
+
+def test_whatever_is_changed_in_a_payload_is_read_or_refused() -> None:
+    """A byte, a cut, a piece twice: never another error."""
+    whole, rng = written(), np.random.default_rng(0)
+    for _ in range(3000):
+        raw = bytearray(whole)
+        for _ in range(rng.integers(1, 4)):
+            at, kind = int(rng.integers(len(raw))), rng.integers(3)
+            if kind == 0:
+                raw[at] = int(rng.integers(256))
+            elif kind == 1:
+                del raw[at : at + int(rng.integers(1, 9))]
+            else:
+                raw[at:at] = raw[at : at + int(rng.integers(1, 9))]
+        with suppress(ARTError):
+            read_payload(io.BytesIO(raw))

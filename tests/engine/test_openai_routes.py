@@ -532,7 +532,7 @@ async def test_models_are_listed(endpoint: Endpoint) -> None:
 
 async def test_other_routes_and_methods_get_openais_error_shape(endpoint: Endpoint) -> None:
     for method, path, status in [
-        ("POST", "/v1/responses", 404),
+        ("POST", "/v1/embeddings", 404),
         ("GET", "/v1/chat/completions", 405),
     ]:
         response = await endpoint.client.request(method, path)

@@ -19,18 +19,18 @@ from pydantic import BaseModel, SecretStr
 
 from art_core.engine.openai_routes import create_app
 from art_core.engine.serving import LoopbackServer
-from art_core.errors import ConfigError, EngineError
+from art_core.errors import EngineError
 from tests.engine.conftest import CALL, TOOLS, Endpoint, user
 
 Messages = Any
 """openai types messages as a union of typed dicts, which plain dicts in a variable are not."""
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    """Wait at most 5 s."""
-    deadline = time.monotonic() + 5
+def wait_for(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    """Wait at most so long."""
+    deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "waited 5 s in vain"
+        assert time.monotonic() < deadline, f"waited {seconds} s in vain"
         time.sleep(0.005)
 
 
@@ -234,80 +234,3 @@ async def test_a_taken_port_is_said(server: LoopbackServer, endpoint: Endpoint) 
     port = int(server.base_url.split(":")[2].split("/")[0])
     with pytest.raises(EngineError, match=str(port)):
         LoopbackServer(create_app(endpoint.service), port=port).start()
-
-
-def test_the_network_needs_a_key(endpoint: Endpoint) -> None:
-    app = create_app(endpoint.service)
-    with pytest.raises(ConfigError, match=r"0\.0\.0\.0"):
-        LoopbackServer(app, host="0.0.0.0")
-    LoopbackServer(app, host="0.0.0.0", api_key="k")
-
-
-KEYS = {
-    b"Authorization: Bearer k-123": 200,
-    b"authorization: bearer k-123": 200,
-    b"Authorization: BEARER k-123": 200,
-    b"Authorization: Bearer   k-123": 200,
-    b"x-api-key: k-123": 401,
-    b"x-nothing: ": 401,
-    b"Authorization: Bearer": 401,
-    b"Authorization: Bearer ": 401,
-    b"Authorization: k-123": 401,
-    b"Authorization: Basic azoxMjM=": 401,
-    b"Authorization: Bearer k-124": 401,
-    b"Authorization: Bearer k-123x": 401,
-    b"Authorization: Bearer caf\xe9": 401,
-    b"Authorization: Bearer k-123\r\nAuthorization: Bearer k-124": 401,
-}
-
-
-async def test_case_071_forms_of_the_key(endpoint: Endpoint) -> None:
-    def work() -> dict[bytes, int]:
-        with LoopbackServer(create_app(endpoint.service), api_key="k-123") as server:
-            return {line: status_of(server, line) for line in KEYS}
-
-    assert await in_thread(work) == KEYS
-
-
-def status_of(server: LoopbackServer, header: bytes) -> int:
-    with connect(server) as connection:
-        connection.sendall(
-            b"GET /v1/models?api_key=k-123 HTTP/1.1\r\nHost: localhost\r\n" + header + b"\r\n\r\n"
-        )
-        return int(connection.recv(12).split()[1])
-
-
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({}, 200),
-        ({"host": "localhost:1"}, 200),
-        ({"host": "[::1]"}, 200),
-        ({"origin": "http://localhost:3000"}, 200),
-        ({"host": "evil.example"}, 403),
-        ({"host": "localhost.evil.example"}, 403),
-        ({"host": "127.0.0.1@evil.example"}, 403),
-        ({"host": "[bad"}, 403),
-        ({"origin": "https://evil.example"}, 403),
-        ({"origin": "null"}, 403),
-    ],
-)
-async def test_web_pages_can_not_reach_in(
-    server: LoopbackServer, headers: dict[str, str], status: int
-) -> None:
-    async with httpx.AsyncClient() as client:
-        response = await client.get(f"{server.base_url}/models", headers=headers)
-    assert response.status_code == status
-    assert not any(name.startswith("access-control") for name in response.headers)
-
-
-async def test_case_073_a_body_said_to_be_3_gib_is_refused_at_once(server: LoopbackServer) -> None:
-    def work() -> bytes:
-        with connect(server) as connection:
-            connection.sendall(
-                b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
-                b"Content-Length: 3221225472\r\n\r\n"
-            )
-            return connection.recv(20)
-
-    assert (await in_thread(work)).startswith(b"HTTP/1.1 413")

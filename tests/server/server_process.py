@@ -94,7 +94,8 @@ class ServerProcess:
         """A small model, not registered yet."""
         settings = SETTINGS.model_copy(update={"engine": art.EngineConfig()})
         fields = {"name": NAME, "project": PROJECT, "base_model": str(base), "art_config": settings}
-        return art.TrainableModel(**{**fields, **changes})
+        here = {"base_path": str(self.path / "client")}
+        return art.TrainableModel(**{**fields, **here, **changes})
 
     def _read(self, process: subprocess.Popen[str], told: queue.Queue[str]) -> None:
         assert process.stdout is not None

@@ -86,6 +86,11 @@ async def test_the_new_step_answers_and_the_old_one_is_pinned(
     found = await backend.checkpoints(model)
     assert [c.step for c in found] == [0, 1]
     assert "train/reward" in found[0].metrics
+    here, there = (run_folder(path, "steps") for path in (server.path / "client", server.path))
+    for place in (here, there):
+        assert '"train/reward"' in (place / "history.jsonl").read_text()
+    [group] = read_trajectories(here / "trajectories" / "train" / "0000.parquet")
+    assert [t.reward for t in group] == [0.0, 1.0]
 
 
 async def test_errors_are_of_the_class_that_a_local_backend_raises(

@@ -93,6 +93,10 @@ class AnswerForm:
         return self.thoughts is not None and prompt.rstrip().endswith(self.thoughts.open)
 
 
+AS_IT_IS = AnswerForm(calls=None)
+"""Nothing in an answer is anything but text."""
+
+
 class _InTurn:
     """First thoughts, then text and calls."""
 
