@@ -1,4 +1,4 @@
-"""`LocalBackend`: trains in this process, and serves through the embedded engine or vLLM.
+"""`LocalBackend`: trains and serves on this machine, through the embedded engine or vLLM.
 
 In: registered models, groups to train. Out: an OpenAI-compatible endpoint on loopback, and after
 each train call a checkpoint that serves the next rollout. What is here is who is registered, where
@@ -77,6 +77,7 @@ class LocalBackend:
             CheckpointError: the latest checkpoint does not fit `art_config.lora`.
             ConfigError: the name is taken, or the model was registered with other settings.
             RuntimeMissing, EngineStartFailed: vLLM is asked for, and is not there or did not start.
+            TrainerDied: the trainer's process ended while it loaded the base model.
         """
         if self._path is not None:
             model.base_path = self._path
@@ -174,6 +175,7 @@ class LocalBackend:
             NotEnoughMemory: by the estimate the step can't fit; nothing was computed.
             TrainingError: the step failed, or was not finite for the
                 `config.max_nonfinite_steps`-th time in a row; the last whole step goes on serving.
+                Its kind `TrainerDied` says that the trainer's process ended, and how.
             CheckpointError: the step could not be saved, or the reference can't be used; as above.
             RunFolderError: the trajectories can't be written, and nothing was trained; or they
                 are there and the step was learned, but its metrics can't be written.

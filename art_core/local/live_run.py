@@ -158,9 +158,7 @@ class LiveRun:
             CheckpointError: it does not fit this model; nothing has changed.
         """
         self._stop, self._bookmark = threading.Event(), None
-        lesson = replace(
-            self._lesson((), TrainConfig(), running=self.running), adopted=Path(adapter)
-        )
+        lesson = replace(self._lesson((), TrainConfig()), adopted=adapter)
         step = asyncio.create_task(self._learn(lesson, {}, skipped=()))
         return await _to_its_end(step, self._stop)
 
@@ -335,7 +333,7 @@ class LiveRun:
         try:
             learned = await self._learned(lesson)
             self.step, self.bookmarks = lesson.step, dict(lesson.bookmarks)
-            self.running = self.running if lesson.running is None else lesson.running
+            self.running = learned.running
             metrics = {**learned.metrics, **figures}
             with phases.of("swap"):
                 metrics |= await self._serve(self.step, learned.probe)

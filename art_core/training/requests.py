@@ -103,6 +103,8 @@ class Learned:
     """With seconds by phase."""
     probe: Probe | None
     """None: none was asked for, or there is none."""
+    running: float
+    """As in `Opened`, after it."""
     seconds: float
     """From the lesson's beginning to its end, where the module is."""
 

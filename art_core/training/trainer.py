@@ -329,6 +329,7 @@ class Trainer:
         Raises:
             CheckpointError: the files are no checkpoint of this adapter.
         """
+        self._keep()
         self._model.load_adapter(self._name, folder)
         if not (folder / OPTIMIZER).exists():
             set_moments(self._optimizer, self._parameters, {})

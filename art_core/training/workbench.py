@@ -139,7 +139,7 @@ class Workbench:
             with phases.of("save"):
                 path = save_into(lesson.checkpoints, lesson.step, write)
         metrics |= phases.figures()
-        return Learned(path, metrics, probe, time.perf_counter() - begun)
+        return Learned(path, metrics, probe, trainer.running, time.perf_counter() - begun)
 
     def loss(self, question: Question) -> float:
         """Weighted mean loss, in nats a token; nothing changes."""
