@@ -1,7 +1,7 @@
 """The whole loop behind vLLM: the quickstart's agent learns, and what each step costs is written.
 
 In: a base model, a number of steps. Out: a line for each step: rewards, seconds by phase, the
-canary's figures, memory of the GPU and of this process and vLLM's, which steps answered; last one
+canary's figures, memory of the GPU, of the trainer and of all processes, which answered; last one
 line of JSON. On one GPU vLLM sleeps while a step is trained (`--while-training`), and the memory
 that it gives back is watched from this process. Nothing is compared: this is a proof, not a race.
 """
@@ -72,13 +72,9 @@ class MemoryWatch:
 
 
 def memory() -> dict[str, float]:
-    """GiB now: of this process and of vLLM's on the machine, of this process's tensors."""
+    """GiB of the machine now: of this process, and with the trainer's and vLLM's."""
     told = {"host": _resident("self")}
     told["host_all"] = round(sum(map(_resident, _offspring("self"))) + told["host"], 3)
-    if torch.cuda.is_available():
-        told["tensors"] = round(torch.cuda.memory_allocated() / GIB, 3)
-        told["tensors_most"] = round(torch.cuda.max_memory_allocated() / GIB, 3)
-        torch.cuda.reset_peak_memory_stats()
     return told
 
 
@@ -139,7 +135,7 @@ class Loop:
             **{
                 name: round(value, 4)
                 for name, value in result.metrics.items()
-                if name.startswith(("swap/", "seconds", "drift", "entropy", "mismatch"))
+                if name.startswith(("swap/", "seconds", "memory/", "drift", "entropy", "mismatch"))
                 or name.endswith("_seconds")
             },
         }

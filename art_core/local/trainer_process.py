@@ -128,6 +128,8 @@ class TrainerProcess:
         except BaseException:  # it may be at it still, and its answer would be taken for another's
             self.close()
             raise
+        if isinstance(answer.error, TrainerDied):
+            self.close()  # it said so itself; its memory is free when it is gone
         if answer.error is not None:
             raise answer.error from answer.cause
         return answer.value

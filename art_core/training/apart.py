@@ -27,7 +27,7 @@ from typing import Any, TypeAlias
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from art_core.errors import ARTError, ForeignError
+from art_core.errors import ARTError, ForeignError, TrainerDied
 from art_core.nn.memory import keep_freed_memory
 from art_core.training.out_of_memory import free
 from art_core.training.requests import Lesson, Loading, Opening, Question
@@ -96,6 +96,9 @@ def main(file: int) -> None:
                 assert bench is not None, "nothing was loaded"
                 line.send(Answer(_done(bench, asked, line)))
         except Exception as error:  # noqa: BLE001 - it goes to the one that asked
+            if lost := _lost_gpu():
+                line.send(_failed(lost))
+                os._exit(1)
             line.send(_failed(error))
 
 
@@ -118,6 +121,22 @@ def _done(bench: Workbench, asked: Ask, line: _Line) -> Any:
     finally:
         if asked.gives_back:
             free()
+
+
+def _lost_gpu() -> TrainerDied | None:
+    """The end of a process whose GPU answers no more: after a fault in a kernel nothing that it
+    does there will work again. None: it is well, or there is none."""
+    if not torch.cuda.is_initialized():
+        return None
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        return TrainerDied(
+            f"the trainer's process has lost its GPU ({error})",
+            tail="",
+            fix="The step is undone, and the next call starts a new trainer from the last one.",
+        )
+    return None
 
 
 def _failed(error: BaseException) -> Answer:

@@ -32,7 +32,7 @@ from art_core.errors import (
 )
 from art_core.local.trainer_process import Patience
 from art_core.local.workbench_apart import WorkbenchApart
-from art_core.training.apart import _failed
+from art_core.training.apart import _failed, _lost_gpu
 from art_core.training.requests import Loading, Question
 from art_core.training.workbench import Workbench, load_module
 from tests.core.apart import (
@@ -351,6 +351,22 @@ def test_errors_of_packages_that_are_not_known_come_as_text() -> None:
     assert str(answer.error) == "Odd: wrong"
     assert "test_trainer_process.py" in answer.error.__notes__[0]
     assert isinstance(answer.cause, ZeroDivisionError)
+
+
+def test_a_gpu_that_answers_no_more_is_the_trainers_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA repeats the fault of a kernel to whoever asks next."""
+
+    def repeats() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    assert _lost_gpu() is None, "there is none"
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    assert _lost_gpu() is None, "it is well"
+    monkeypatch.setattr(torch.cuda, "synchronize", repeats)
+    lost = _lost_gpu()
+    assert lost is not None
+    assert "has lost its GPU (CUDA error: an illegal memory access" in str(lost)
 
 
 @pytest.mark.parametrize(
