@@ -60,13 +60,15 @@ class WorkbenchApart:
         Raises:
             TrainerDied: the process ended or hung. The step is not on disk.
         """
+        path = lesson.checkpoints / folder_name(lesson.step)
+        was_there = path.exists()
         try:
             learned: Learned = self._asked(
                 lesson, about=lesson.adapter, on_progress=on_progress, stop=stop
             )
         except BaseException:
-            if not self._process.runs:
-                _remove(lesson)
+            if not self._process.runs and not was_there:
+                _remove(path)
             raise
         known = self._known[lesson.adapter]
         self._known[lesson.adapter] = replace(known, checkpoint=learned.path)
@@ -108,9 +110,8 @@ class WorkbenchApart:
         self._process.start()
 
 
-def _remove(lesson: Lesson) -> None:
+def _remove(path: Path) -> None:
     """A step that was saved by a process which did not live to say so was not made."""
-    path = lesson.checkpoints / folder_name(lesson.step)
     if path.exists():
         path.rename(path.with_name(f".tmp-{path.name}-unsaid"))  # at once
     remove_leftovers(path)
