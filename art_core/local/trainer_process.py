@@ -37,6 +37,8 @@ _CRASH = "Fatal Python error"
 """What Python's faulthandler begins with."""
 _LOOK_SECONDS = 0.1
 """Between two looks whether it is to stop."""
+_KILLED = -9
+"""Status of a process that SIGKILL ended; Windows has no such signal."""
 _GRACE = 0.0
 """Seconds: what it has in memory is on disk, or is not wanted."""
 _END_SECONDS = 15.0
@@ -245,7 +247,7 @@ def _in_words(status: int | None) -> tuple[str, str]:
     """(how it ended, what to do)."""
     if status is None:
         return "it closed its line", ""
-    if status == -signal.SIGKILL:
+    if status == _KILLED:
         fix = "lower max_tokens_per_row, free memory or take a smaller base model."
         return (
             "it was killed, as the system does when memory runs out",
