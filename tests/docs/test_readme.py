@@ -220,7 +220,7 @@ def test_the_rollout_by_hand_is_trained_from_its_kept_choices(namespace: dict[st
                 [art.TrajectoryGroup(play(model, "Say a word.") for _ in range(3))], progress=False
             )
             for i, trajectory in enumerate(group):
-                assert trajectory.reward == 0.0
+                assert trajectory.reward in (0.0, 1.0)  # whatever it said
                 trajectory.reward = float(i)  # so that there is something to compare
                 assert trajectory.chosen_records() == {trajectory.calls[0].key}
             return await model.train(group, config=art.TrainConfig(learning_rate=1e-4))
